@@ -1,0 +1,321 @@
+"""The target's loop: continuous batching of sessions in lanes, with or without drafts.
+
+One thread owns everything here. Requests, cancellations and drafts come in through `inbox`; Drafts leave
+through the drafters' `send`, output through `publish`. With no drafter it is a plain server: the same code
+with k = 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.cloud.drafting import Drafting, DraftingConfig, clear
+from paceline.cloud.lanes import Lane, Lanes
+from paceline.cloud.requests import Delta, Request
+from paceline.cloud.sessions import Session
+from paceline.cloud.statistics import TargetStatistics
+from paceline.cloud.verify import Verified, verify
+from paceline.core.clock import Clock, RealClock
+from paceline.core.errors import PacelineError
+from paceline.core.model import PackedModel, Segment
+from paceline.topology.wire import Drafted, Message, Welcome
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of a target. prefill_chunk: prompt tokens that may ride along with a lane's round."""
+
+    lanes: int = 1
+    max_sessions: int = 32
+    prefill_chunk: int = 256
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
+
+
+class Submit(NamedTuple):
+    """A new request."""
+
+    request: Request
+
+
+class Cancel(NamedTuple):
+    """The client is gone, or changed its mind."""
+
+    request_id: str
+
+
+class LinkUp(NamedTuple):
+    """A drafter welcomed this target."""
+
+    drafter: str
+    welcome: Welcome
+    send: Callable[[Message], bool]
+
+
+class LinkDown(NamedTuple):
+    """A drafter is gone."""
+
+    drafter: str
+
+
+class Arrived(NamedTuple):
+    """A drafter's answer."""
+
+    drafter: str
+    message: Drafted
+
+
+class Stop(NamedTuple):
+    """End the loop."""
+
+
+Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Stop
+
+
+class Engine:
+    """Sessions, lanes and one model.
+
+    publish: called on the engine's thread with all deltas of a round; it must not block.
+    token_bytes: id → bytes, empty for special tokens.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        token_bytes: Sequence[bytes],
+        config: EngineConfig,
+        publish: Callable[[list[Delta]], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.model = model
+        self.config = config
+        self.drafting = Drafting(config.drafting)
+        self.statistics = TargetStatistics()
+        self._token_bytes = token_bytes
+        self._publish = publish
+        self._clock = clock or RealClock()
+        self._lanes = Lanes(config.lanes)
+        self._waiting: deque[Request] = deque()  # no room yet
+        self._prefilling: deque[Session] = deque()
+        self._by_request: dict[str, Session] = {}
+        self._deltas: list[Delta] = []
+        self._running = True
+        self.failure: Exception | None = None
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Until a Stop arrives. A model that fails ends every request with its error, and the loop."""
+        try:
+            while self._running:
+                self.step(block=True)
+        except Exception as error:
+            self.failure = error
+            logger.exception("the engine stopped")
+            sentence = f"the target's model failed: {error}"
+            ids = [*self._by_request, *(request.id for request in self._waiting)]
+            self._publish([Delta(id, finish_reason="error", error=sentence) for id in ids])
+
+    def step(self, block: bool = False) -> bool:
+        """One turn: receive → pick a lane → forward → commit → next Draft → publish. True if it did work."""
+        self._receive(block)
+        lane = self._lanes.next_ready(self._clock.now())
+        chunks = self._prompt_chunks(lane)
+        if lane is None and not chunks:
+            self._flush()
+            return False
+        if lane is not None:
+            lane.give_up()
+        sessions = lane.sessions[:] if lane is not None else []
+        verified = self._forward(sessions, chunks)
+        ended, joined = self._commit(sessions, verified)
+        self._end(ended)
+        self._send_drafts(lane, joined)
+        self._flush()
+        return True
+
+    @property
+    def live_sessions(self) -> int:
+        """Sessions that hold KV now."""
+        return len(self._by_request)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for room; safe from any thread."""
+        return len(self._waiting) + self.inbox.qsize()
+
+    # --- receive
+
+    def _receive(self, block: bool) -> None:
+        timeout = self._patience() if block else 0.0
+        try:
+            event = self.inbox.get(timeout=timeout) if timeout != 0.0 else self.inbox.get_nowait()
+            while True:
+                self._handle(event)
+                event = self.inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._admit()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is to be done without being told; None for never."""
+        now = self._clock.now()
+        if self._lanes.next_ready(now, peek=True) is not None or self._prompt_chunk_allowed(None):
+            return 0.0
+        wake_at = self._lanes.wake_at()
+        return None if wake_at is None else max(wake_at - now, 1e-4)
+
+    def _handle(self, event: Event) -> None:
+        now = self._clock.now()
+        if isinstance(event, Arrived):
+            drafted = self.drafting.arrived(event.drafter, event.message, now)
+            for lane in self._lanes:
+                if lane.plain and any(session in lane.sessions for session in drafted):
+                    lane.speculate()
+        elif isinstance(event, Submit):
+            self._waiting.append(event.request)
+        elif isinstance(event, Cancel):
+            self._cancel(event.request_id)
+        elif isinstance(event, LinkUp):
+            self.drafting.link_up(event.drafter, event.welcome, event.send, now)
+            for lane in self._lanes:
+                lane.speculate()
+        elif isinstance(event, LinkDown):
+            self.drafting.link_down(event.drafter)
+        else:
+            self._running = False
+
+    def _admit(self) -> None:
+        """Waiting requests become sessions, in order, as long as there is room."""
+        while self._waiting and len(self._by_request) < self.config.max_sessions:
+            request = self._waiting[0]
+            try:
+                span = self.model.allocate(len(request.prompt) + request.max_tokens)
+            except PacelineError as error:  # it can never fit
+                self._deltas.append(Delta(request.id, finish_reason="error", error=str(error)))
+                self._waiting.popleft()
+                continue
+            if span is None:
+                return
+            self._waiting.popleft()
+            session = Session(self.drafting.new_id(), request, self._token_bytes, span)
+            self._by_request[request.id] = session
+            self._prefilling.append(session)
+            self.drafting.open(session, self._clock.now())
+            self.statistics.opened(len(self._by_request))
+
+    def _cancel(self, request_id: str) -> None:
+        session = self._by_request.get(request_id)
+        if session is not None:
+            self._end([session])
+        else:
+            self._waiting = deque(request for request in self._waiting if request.id != request_id)
+        self._deltas.append(Delta(request_id, finish_reason="cancelled"))
+
+    # --- forward
+
+    def _prompt_chunk_allowed(self, lane: Lane | None) -> bool:
+        """At most one chunk between two rounds of a lane, so a long prompt delays others by one chunk only."""
+        if not self._prefilling:
+            return False
+        if lane is not None:
+            return not lane.chunk_spent
+        return all(other.chunk_spent is False for other in self._lanes if other.sessions)
+
+    def _prompt_chunks(self, lane: Lane | None) -> list[Segment]:
+        """The next prompt tokens, up to one chunk, of as many sessions as that holds."""
+        if not self._prompt_chunk_allowed(lane):
+            return []
+        room = self.config.prefill_chunk
+        chunks: list[Segment] = []
+        for session in self._prefilling:
+            if room == 0:
+                break
+            start = session.kv_length
+            tokens = session.tokens[start : start + room]
+            room -= len(tokens)
+            last = start + len(tokens) == len(session.tokens)
+            chunks.append(Segment(session.span, start, tokens, 1 if last else 0))
+        for other in self._lanes:
+            other.chunk_spent = True
+        return chunks
+
+    def _forward(self, sessions: Sequence[Session], chunks: list[Segment]) -> list[Verified]:
+        """One packed forward over a lane's drafts and the prompt chunks; what each session may commit."""
+        segments, asking, drafts = [], list(sessions), []
+        for session in sessions:
+            draft = session.drafts.proposal[: max(0, session.output.remaining - 1)]
+            tokens = [session.tokens[-1], *draft]
+            segments.append(Segment(session.span, session.kv_length, tokens, len(tokens)))
+            drafts.append(list(draft))
+        for session, chunk in zip(list(self._prefilling), chunks, strict=False):
+            session.kv_length += len(chunk.tokens)
+            if chunk.rows:
+                asking.append(session)
+                drafts.append([])
+                self._prefilling.remove(session)
+        started = self._clock.now()
+        logits = self.model.forward(segments + chunks)
+        verified = verify(logits, asking, drafts)
+        self.statistics.forward(self._clock.now() - started, bool(sessions), bool(chunks))
+        return verified
+
+    # --- commit, next Draft, publish
+
+    def _commit(
+        self, sessions: Sequence[Session], verified: Sequence[Verified]
+    ) -> tuple[list[Session], list[tuple[Lane, Session]]]:
+        """Makes the verified tokens the truth. Returns the sessions that ended and those that joined a lane."""
+        ended, joined = [], []
+        speculates = bool(self.config.drafting.drafters) and self.config.drafting.draft_length > 0
+        for index, (session, tokens, log_probs, drafted) in enumerate(verified):
+            done = session.output.commit(tokens, log_probs)
+            session.extend(done.token_ids)
+            if index < len(sessions):
+                self.statistics.round(len(done.token_ids), drafted, speculates)
+            else:
+                self.statistics.first_token()
+                if done.finish_reason is None:
+                    joined.append((self._lanes.join(session), session))
+            self._deltas.append(
+                Delta(session.request.id, done.token_ids, done.text, done.log_probs, done.finish_reason)
+            )
+            if done.finish_reason is not None:
+                ended.append(session)
+        clear(sessions)
+        return ended, joined
+
+    def _send_drafts(self, lane: Lane | None, joined: Sequence[tuple[Lane, Session]]) -> None:
+        """The lane's next Draft leaves now; a session that joined another lane asks for its first one."""
+        now = self._clock.now()
+        for other, session in joined:
+            if other is not lane:
+                self.drafting.request(other, [session], now)
+        if lane is not None:
+            lane.chunk_spent = False
+            self._lanes.rebalance(lane)
+            self.drafting.request(lane, lane.sessions, now)
+
+    def _end(self, sessions: Sequence[Session]) -> None:
+        """Frees the sessions at both ends."""
+        if not sessions:
+            return
+        for session in sessions:
+            self._lanes.leave(session)
+            if session in self._prefilling:
+                self._prefilling.remove(session)
+            del self._by_request[session.request.id]
+            self.model.free(session.span)
+        self.drafting.close(sessions)
+
+    def _flush(self) -> None:
+        if self._deltas:
+            self._publish(self._deltas)
+            self._deltas = []

@@ -1,0 +1,63 @@
+"""A session at the target: the truth about one sequence."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from paceline.cloud.commit import Output
+from paceline.cloud.requests import Request
+from paceline.core.model import Span
+from paceline.core.sampling import History
+
+
+class DraftState:
+    """What is known of a session's soft state at its drafter, and the draft that came from there.
+
+    acknowledged: committed tokens the drafter said it holds; check: hash of exactly those.
+    caught_up: the drafter has read what was committed, so waiting for its drafts is worth while.
+    """
+
+    def __init__(self) -> None:
+        self.drafter: str | None = None
+        self.beyond = False
+        self.retry_at = 0.0
+        self.awaited = False
+        self.wanted = False  # the last round asked for a draft
+        self.cut = False  # the last Draft held only a part of what was committed
+        self.proposal: Sequence[int] = ()
+        self.forget()
+
+    def forget(self) -> None:
+        """The drafter holds nothing of this session (again)."""
+        self.acknowledged = 0
+        self.check = 0
+        self.caught_up = False
+        self.unanswered_since: float | None = None
+        self.sent_at: dict[int, float] = {}  # version → time, of the last few Drafts
+
+
+class Session:
+    """One sequence being decoded. `tokens` is what is committed: the prompt and the output."""
+
+    def __init__(self, id: int, request: Request, token_bytes: Sequence[bytes], span: Span) -> None:
+        self.id = id
+        self.request = request
+        self.tokens = array("I", request.prompt)
+        self.output = Output(request, token_bytes)
+        self.history = History(request.prompt, len(request.prompt)) if request.sampling.adjusts else None
+        self.span = span
+        self.kv_length = 0
+        self.drafts = DraftState()
+
+    @property
+    def limit(self) -> int:
+        """The longest this session can become, in tokens."""
+        return len(self.request.prompt) + self.request.max_tokens
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commits tokens. The KV of all but the last is computed; what drafts left behind it is rolled back."""
+        self.tokens.extend(tokens)
+        self.kv_length = len(self.tokens) - 1
+        if self.history is not None:
+            self.history.extend(tokens)

@@ -1,0 +1,131 @@
+"""A toy language, so that all the real code runs where there is no model: the next token is a hash of the context.
+
+Rows of logits depend on every token before them, so a wrong rollback, a stale KV row or a mixed-up session
+changes the text at once. A drafter's copy of the language agrees with the target's with a set probability.
+Everything measured with it is to be labelled `emulated`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.core.clock import Clock, RealClock
+from paceline.core.errors import PacelineError
+from paceline.core.model import Segment, Span
+from paceline.core.sampling import GOLDEN, MASK64, gumbel, mix, signed
+
+
+@dataclass(frozen=True)
+class ToyLanguage:
+    """What the next token is.
+
+    agreement: probability that the drafter's likeliest token is the target's (1 for a target).
+    second_choice: probability that its second choice is right where the first is wrong.
+    """
+
+    vocabulary_size: int = 257
+    seed: int = 0
+    agreement: float = 1.0
+    second_choice: float = 0.4
+
+    def next_state(self, state: int, token: int) -> int:
+        """The context hash after one more token; 0 before the first."""
+        return mix((state ^ ((token + 1) * GOLDEN)) & MASK64)
+
+    def rows(self, states: Sequence[int]) -> np.ndarray[Any, Any]:
+        """float64 logits [len(states), vocabulary_size]."""
+        keys = np.array([signed(mix(state ^ self.seed)) for state in states], np.int64)[:, None]
+        logits = 2.0 * gumbel(keys, np.arange(self.vocabulary_size)[None, :])
+        if self.agreement < 1.0:
+            for row, state in enumerate(states):
+                self._disagree(logits[row], mix(state ^ 0x5DEECE66D))
+        return logits
+
+    def _disagree(self, row: np.ndarray[Any, Any], draw: int) -> None:
+        if (draw >> 11) * 2.0**-53 < self.agreement:
+            return
+        best = int(row.argmax())
+        value = row[best]
+        row[best] = -np.inf
+        second = int(row.argmax())
+        if (mix(draw) >> 11) * 2.0**-53 < self.second_choice:
+            row[best], row[second] = row[second], value
+        else:
+            row[best] = row.min(where=np.isfinite(row), initial=0.0) - 1.0
+            row[second] = value
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long one forward takes: milliseconds a pass, and for each token in it."""
+
+    forward_ms: float = 0.0
+    token_ms: float = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        return (self.forward_ms + self.token_ms * tokens) / 1000.0
+
+
+class ToyModel:
+    """A `PackedModel` of the toy language; a span's context hashes stand for its KV."""
+
+    def __init__(
+        self,
+        language: ToyLanguage,
+        *,
+        max_context: int = 4096,
+        kv_slots: int = 1 << 17,
+        pace: Pace | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = "emulated"
+        self.language = language
+        self.vocabulary_size = language.vocabulary_size
+        self.max_context = max_context
+        self.kv_slots = kv_slots
+        self._pace = pace or Pace()
+        self._clock = clock or RealClock()
+        self._keys = itertools.count(1)
+        self._used = 0
+        self._states: dict[int, list[int]] = {}
+
+    def allocate(self, length: int) -> Span | None:
+        if self._used + length > self.kv_slots:
+            return None
+        span = Span(next(self._keys), self._used, length)
+        self._used += length
+        self._states[span.key] = [0]
+        return span
+
+    def free(self, span: Span) -> None:
+        del self._states[span.key]
+        self._used -= span.size
+
+    def forward(self, segments: Sequence[Segment]) -> np.ndarray[Any, Any]:
+        started = self._clock.now()
+        wanted: list[int] = []
+        for segment in segments:
+            wanted.extend(self._extend(segment))
+        logits = self.language.rows(wanted) if wanted else np.zeros((0, self.vocabulary_size))
+        due = started + self._pace.seconds(sum(len(segment.tokens) for segment in segments))
+        remaining = due - self._clock.now()
+        if remaining > 0:
+            self._clock.sleep(remaining)
+        return logits
+
+    def _extend(self, segment: Segment) -> list[int]:
+        states = self._states[segment.span.key]
+        if segment.start >= len(states) or segment.start + len(segment.tokens) > segment.span.size:
+            raise PacelineError(
+                f"tokens {segment.start}…{segment.start + len(segment.tokens)} do not continue a span that holds "
+                f"{len(states) - 1} of {segment.span.size}"
+            )
+        del states[segment.start + 1 :]
+        for token in segment.tokens:
+            states.append(self.language.next_state(states[-1], token))
+        return states[len(states) - segment.rows :] if segment.rows else []

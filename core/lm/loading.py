@@ -1,0 +1,162 @@
+"""From a path or hub id to a `LanguageModel`: checks first, in words; then weights, arena and the fused forward."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.errors import UnsupportedModel, UserError
+from paceline.core.lm.arena import PAGE, Arena, slot_bytes
+from paceline.core.lm.fuse import fuse
+from paceline.core.lm.model import LanguageModel
+
+# model_type → what each of these passes to its attention is checked in tests/core/lm against transformers' generate.
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "olmo2", "gemma2", "gemma3_text",
+)  # fmt: skip
+# Rope tables that do not depend on how long the other sessions of a forward are.
+STEADY_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype = "auto",
+    threads: int | None = None,
+    kv_slots: int | None = None,
+    kv_memory: int | None = None,
+    max_context: int | None = None,
+    fused: bool = True,
+) -> LanguageModel:
+    """Loads a causal language model from a directory or a hub id.
+
+    dtype: a name, or "auto" for the checkpoint's own (float32 on a CPU when that is a half type, which CPUs run
+    slowly). threads: torch's, for the whole process. kv_memory is in bytes, kv_slots in tokens; with neither, one
+    session of max_context (default: the model's own limit) fits. Raises UserError for what is missing or does not
+    fit, UnsupportedModel for a family or rope the packed forward cannot run exactly.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device {device} was asked for, but torch finds no CUDA here")
+    config = _config(path)
+    check_family(config, max_context)
+    with _quiet():
+        module = _automodel().from_pretrained(path, config=config, dtype=_dtype(config, dtype, device))
+    module = module.to(device)
+    return wrap(module, kv_slots=kv_slots, kv_memory=kv_memory, max_context=max_context, fused=fused, name=str(path))
+
+
+def wrap(
+    module: Any,
+    *,
+    kv_slots: int | None = None,
+    kv_memory: int | None = None,
+    max_context: int | None = None,
+    fused: bool = True,
+    name: str = "model",
+) -> LanguageModel:
+    """A `LanguageModel` over a transformers causal language model that is in memory already; see `load`."""
+    config = module.config
+    check_family(config, max_context)
+    context = min(max_context or config.max_position_embeddings, config.max_position_embeddings)
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if kv_memory is not None:
+        kv_slots = kv_memory // slot_bytes(config.num_hidden_layers, kv_heads, dim, module.dtype)
+    arena = Arena(
+        layers=config.num_hidden_layers,
+        slots=-(-context // PAGE) * PAGE if kv_slots is None else kv_slots,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=module.dtype,
+        device=module.device,
+    )
+    module.eval().requires_grad_(False)
+    forward = fuse(module, arena, context) if fused else None
+    return LanguageModel(module, arena, name=name, max_context=context, fused=forward)
+
+
+def check_family(config: Any, max_context: int | None = None) -> None:
+    """Raises UnsupportedModel, naming family and reason, unless the packed forward runs this model exactly."""
+    family = config.model_type
+    if family not in FAMILIES:
+        raise UnsupportedModel(f"{family}: not a supported family; supported are {', '.join(FAMILIES)}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel(f"{family}: bidirectional attention cannot be decoded token by token")
+    limit = config.max_position_embeddings
+    if max_context is not None and max_context > limit:
+        raise UserError(f"max_context {max_context} is more than this {family} model's {limit} positions: lower it")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for kind in [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]:
+        name = kind.get("rope_type", "default")
+        original = kind.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", limit
+        )
+        # longrope swaps its table for the whole forward once one session is longer than the original context.
+        if name not in STEADY_ROPE and not (name == "longrope" and (max_context or limit) <= original):
+            hint = f"; with max_context up to {original} it can" if name == "longrope" else ""
+            raise UnsupportedModel(
+                f"{family}: {name} rope depends on the longest session of a forward, so it cannot be packed{hint}"
+            )
+
+
+def _config(path: str | Path) -> Any:
+    from transformers import AutoConfig
+
+    local = Path(path)
+    looks_local = local.is_absolute() or str(path).startswith((".", "~")) or len(local.parts) != 2
+    if looks_local and not local.is_dir():
+        raise UserError(f"no model at {path}: there is no such directory")
+    if local.is_dir() and not (local / "config.json").is_file():
+        raise UserError(f"no model at {path}: the directory has no config.json")
+    try:
+        with _quiet():
+            config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read the model {path}: {str(error).strip().splitlines()[0]}") from error
+    return config.get_text_config() if config.model_type == "gemma3" else config
+
+
+def _automodel() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def _dtype(config: Any, dtype: str | torch.dtype, device: str) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise UserError(f"dtype {dtype} is not known: use auto, {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    own = getattr(config, "dtype", None) or torch.float32
+    own = own if isinstance(own, torch.dtype) else DTYPES.get(str(own), torch.float32)
+    return torch.float32 if device == "cpu" and own.itemsize == 2 else own
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' progress bars and advice off the terminal while a model loads."""
+    from transformers.utils import logging as noise
+
+    level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
+    noise.set_verbosity_error()
+    noise.disable_progress_bar()
+    try:
+        yield
+    finally:
+        noise.set_verbosity(level)
+        if bars:
+            noise.enable_progress_bar()

@@ -1,0 +1,256 @@
+"""The target's side of a link: it dials its drafter, proves itself, beats once a second, and dials again.
+
+Everything runs on one asyncio loop; `send` may be called from any thread and never waits. What is above a
+channel is the same for every transport. The drafter's side is server.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+import anyio
+
+from paceline.core.clock import Clock, RealClock
+from paceline.core.errors import HandshakeRefused, LinkClosed, WireError
+from paceline.topology.handshake import Identity, TargetHandshake, printable, refusal_frame
+from paceline.topology.links.base import Channel, Transport
+from paceline.topology.peer import Backoff, LinkHandler, Peer
+from paceline.topology.wire import Drafted, Error, Goodbye, Message, Ping, Pong, decode
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 5.0
+BEAT_SECONDS = 1.0
+MISSED_BEATS = 3
+REFUSED_RETRY_SECONDS = 5.0
+
+
+class DrafterConnection:
+    """A target's link to one drafter: up whenever the drafter is there, dialled in the background."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        address: str,
+        identity: Identity,
+        handler: LinkHandler,
+        live_sessions: Callable[[], list[int]],
+        *,
+        drafter: str | None = None,
+        clock: Clock | None = None,
+        beat: float = BEAT_SECONDS,
+        missed_beats: int = MISSED_BEATS,
+        handshake_limit: float = HANDSHAKE_SECONDS,
+        backoff: Backoff | None = None,
+        refused_retry: float = REFUSED_RETRY_SECONDS,
+    ) -> None:
+        """`drafter`: the name that must answer there; all times in seconds."""
+        self.peer: Peer | None = None  # while the link is up
+        self._transport = transport
+        self._address = address
+        self._identity = identity
+        self._handler = handler
+        self._live_sessions = live_sessions
+        self._drafter = drafter
+        self._clock = clock or RealClock()
+        self._beat = beat
+        self._silence_limit = beat * missed_beats
+        self._handshake_limit = handshake_limit
+        self._backoff = backoff or Backoff()
+        self._refused_retry = refused_retry
+        self._logged: str | None = None  # the last reason logged, so that each is told once
+
+    @property
+    def rtt(self) -> float | None:
+        """Smoothed round trip in seconds, while known."""
+        peer = self.peer
+        return peer.rtt if peer is not None else None
+
+    def send(self, message: Message) -> bool:
+        """Sends from any thread; False when the link is down."""
+        peer = self.peer
+        return peer is not None and peer.send(message)
+
+    async def run(self) -> None:
+        """Keeps the link up until cancelled."""
+        while True:
+            try:
+                await self._link_once()
+            except HandshakeRefused as refusal:
+                self._log_once(f"{refusal.code}: {refusal}")
+                pause = self._refused_retry * random.uniform(0.8, 1.0)
+            except LinkClosed as loss:
+                self._log_once(str(loss))
+                pause = self._backoff.pause()
+            await anyio.sleep(pause)
+
+    async def _link_once(self) -> None:
+        """One life of the link, from dialling to its end, which is always an exception."""
+        try:
+            with anyio.fail_after(self._handshake_limit):
+                channel = await self._transport.dial(self._address)
+        except TimeoutError:
+            raise LinkClosed(f"{self._address} did not answer within {self._handshake_limit:g} s") from None
+        link = _TargetLink(
+            channel, TargetHandshake(self._identity, self._drafter), self._clock, self._handler, self._up
+        )
+        try:
+            await self._handshake(link)
+            await self._heartbeat(link)
+        except anyio.get_cancelled_exc_class():
+            link.farewell = Goodbye("leaving", f"target {self._identity.name!r} stops")
+            link.end = link.end or LinkClosed("this target stops")
+            raise
+        except LinkClosed as loss:
+            link.end = link.end or loss
+            raise
+        finally:
+            self.peer = None
+            link.finish()
+
+    async def _handshake(self, link: _TargetLink) -> None:
+        link.start()
+        with anyio.move_on_after(self._handshake_limit):
+            await link.changed.wait()
+        if link.end is not None:
+            raise link.end
+        if link.peer is None:
+            raise LinkClosed(f"{self._address} did not finish the handshake within {self._handshake_limit:g} s")
+
+    def _up(self, peer: Peer) -> None:
+        self._backoff.reset()
+        self._logged = None
+        self.peer = peer
+        log.info(
+            "link to drafter %s is up",
+            peer.name,
+            extra={"event": "link_up", "drafter": peer.name, "address": self._address},
+        )
+
+    async def _heartbeat(self, link: _TargetLink) -> None:
+        """Pings until the link ends."""
+        while link.end is None:
+            silence = self._clock.now() - link.last_heard
+            if silence >= self._silence_limit:
+                raise LinkClosed(f"{self._address} was silent for {silence:.1f} s")
+            link.ping(self._live_sessions())
+            with anyio.move_on_after(self._beat):
+                await link.ended.wait()
+        raise link.end
+
+    def _log_once(self, reason: str) -> None:
+        if reason == self._logged:
+            return
+        self._logged = reason
+        log.warning(
+            "no link to the drafter at %s: %s",
+            self._address,
+            reason,
+            extra={"event": "link_down", "address": self._address, "reason": reason},
+        )
+
+
+class _TargetLink:
+    """One channel's life: frames in, handshake first, then messages."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        handshake: TargetHandshake,
+        clock: Clock,
+        handler: LinkHandler,
+        up: Callable[[Peer], None],
+    ) -> None:
+        self.peer: Peer | None = None
+        self.end: HandshakeRefused | LinkClosed | None = None
+        self.farewell: Message | None = None  # told to the peer at the end
+        self.changed = anyio.Event()  # up, or at its end
+        self.ended = anyio.Event()
+        self.last_heard = clock.now()
+        self._channel = channel
+        self._handshake = handshake
+        self._clock = clock
+        self._handler = handler
+        self._up = up
+        self._pings: dict[int, float] = {}  # sent and not answered: time_us → seconds
+
+    def start(self) -> None:
+        self._channel.receive(self._on_frame, lambda reason: self._finish_with(LinkClosed(reason)))
+        self._channel.send(self._handshake.start())
+
+    def ping(self, sessions: list[int]) -> None:
+        assert self.peer is not None
+        now = self._clock.now()
+        while len(self._pings) >= 16:
+            del self._pings[next(iter(self._pings))]
+        self._pings[int(now * 1e6)] = now
+        self.peer.send(Ping(int(now * 1e6), sessions))
+
+    def finish(self) -> None:
+        """Ends the channel; tells the handler if the link had been up."""
+        peer = self.peer
+        if peer is None:
+            self._channel.close()
+            return
+        peer.close(self.farewell)
+        self.peer = None
+        self._handler.on_down(peer, str(self.end))
+
+    def _finish_with(self, end: HandshakeRefused | LinkClosed, farewell: Message | None = None) -> None:
+        if self.end is None:
+            self.end, self.farewell = end, farewell
+            if self.peer is not None:
+                self.peer.up = farewell is not None
+        self.changed.set()
+        self.ended.set()
+
+    def _on_frame(self, frame: bytes) -> None:
+        if self.end is not None:
+            return
+        self.last_heard = self._clock.now()
+        if self.peer is None:
+            self._on_handshake(frame)
+            return
+        try:
+            self._on_message(self.peer, decode(frame))
+        except WireError as error:
+            self._finish_with(LinkClosed(f"the drafter sent a malformed frame: {error}"), Error("malformed"))
+
+    def _on_handshake(self, frame: bytes) -> None:
+        try:
+            answer = self._handshake.receive(frame)
+        except HandshakeRefused as refusal:
+            self._channel.send(refusal_frame(refusal))
+            self._finish_with(refusal)
+            return
+        if answer is not None:
+            self._channel.send(answer)
+        elif self._handshake.welcome is not None:
+            self.peer = Peer(self._handshake.welcome.drafter, self._channel)
+            self._up(self.peer)
+            self.changed.set()
+            self._handler.on_up(self.peer, self._handshake.welcome)
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Drafted):
+            self._handler.on_message(peer, message)
+        elif isinstance(message, Pong):
+            sent = self._pings.pop(message.time_us, None)
+            if sent is not None:
+                sample = self._clock.now() - sent
+                peer.rtt = sample if peer.rtt is None else peer.rtt + (sample - peer.rtt) / 8
+            self._handler.on_message(peer, message)
+        elif isinstance(message, Ping):
+            peer.send(Pong(message.time_us))
+            self._handler.on_message(peer, message)
+        elif isinstance(message, Error):
+            self._finish_with(HandshakeRefused(printable(message.code), printable(message.message)))
+        elif isinstance(message, Goodbye):
+            words = f"the drafter says goodbye: {printable(message.message or message.code)}"
+            replaced = message.code == "replaced"
+            self._finish_with(HandshakeRefused("replaced", words) if replaced else LinkClosed(words))
+        else:
+            kind = type(message).__name__
+            self._finish_with(LinkClosed(f"the drafter sent {kind}, which only targets send"), Error("unexpected"))

@@ -1,0 +1,79 @@
+"""What both sides of a link share: the peer, who is told about it, and pauses between attempts."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from paceline.topology.links.base import Channel
+from paceline.topology.wire import Hello, Message, Welcome, encode
+
+FIRST_RETRY_SECONDS = 0.05
+LONGEST_RETRY_SECONDS = 1.0
+
+
+class Peer:
+    """The authenticated other end of a link. Thread-safe."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.name = name
+        self.rtt: float | None = None  # seconds, smoothed; None before the first Pong
+        self._channel = channel
+        self.up = True
+
+    @property
+    def address(self) -> str:
+        return self._channel.peer_address
+
+    @property
+    def bytes_in(self) -> int:
+        return self._channel.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        return self._channel.bytes_out
+
+    def send(self, message: Message) -> bool:
+        """Hands a message to the link; False when the link is down and it was dropped."""
+        if not self.up:
+            return False
+        self._channel.send(encode(message))
+        return True
+
+    def close(self, farewell: Message | None = None) -> None:
+        """Ends the link, after a last word."""
+        if farewell is not None:
+            self.send(farewell)
+        self.up = False
+        self._channel.close()
+
+
+class LinkHandler(Protocol):
+    """Who is told what happens on a link; all calls come on the loop's thread and must not block."""
+
+    def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
+        """The link is up: a target is told the drafter's Welcome, a drafter the target's Hello."""
+
+    def on_message(self, peer: Peer, message: Message) -> None:
+        """A valid message of this peer, in order."""
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        """The link is gone, once for every on_up."""
+
+
+class Backoff:
+    """Jittered doubling pauses: soon at first, never longer than `longest` seconds."""
+
+    def __init__(self, first: float = FIRST_RETRY_SECONDS, longest: float = LONGEST_RETRY_SECONDS) -> None:
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def reset(self) -> None:
+        """After success: the next pause is the shortest again."""
+        self._next = self._first
+
+    def pause(self) -> float:
+        """Seconds to wait now: between half and all of the current step."""
+        step, self._next = self._next, min(2 * self._next, self._longest)
+        return step * random.uniform(0.5, 1.0)

@@ -1,0 +1,270 @@
+"""What must fit together in a topology, beyond the single values.
+
+Each check is a pure function from the parts to findings. Parts may be incomplete: what failed to
+parse is left out, so that one wrong value does not hide the other problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from paceline.topology.spec_errors import Finding
+from paceline.topology.spec_models import DrafterSpec, Host, LinkSpec, Profile, Security, TargetSpec, Topology
+from paceline.topology.spec_values import Address, did_you_mean
+from paceline.topology.yaml_lines import Path
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The valid parts of a file, by their index in it. security is None when that section is wrong itself."""
+
+    security: Security | None
+    link: LinkSpec
+    hosts: dict[str, Host | None]
+    drafters: dict[int, DrafterSpec]
+    targets: dict[int, TargetSpec]
+    drafter_names: set[str]
+    complete: bool = False  # the whole file is valid
+
+    @staticmethod
+    def of(topology: Topology) -> Parts:
+        """All of a valid topology."""
+        return Parts(
+            topology.security,
+            topology.link,
+            dict(topology.hosts),
+            dict(enumerate(topology.drafters)),
+            dict(enumerate(topology.targets)),
+            {drafter.name for drafter in topology.drafters},
+            complete=True,
+        )
+
+    def nodes(self) -> Iterator[tuple[str, int, DrafterSpec | TargetSpec]]:
+        """(section, index, node) of all drafters and targets."""
+        for index, drafter in self.drafters.items():
+            yield "drafters", index, drafter
+        for index, target in self.targets.items():
+            yield "targets", index, target
+
+
+def cross_check(parts: Parts) -> Iterator[Finding]:
+    """Everything that does not fit together."""
+    for check in (_targets, _names, _references, _hosts, _addresses, _reach, _keys, _link, _models, _profiles):
+        yield from check(parts)
+
+
+def unsupported(parts: Parts) -> Iterator[Finding]:
+    """What the format knows and this version does not do yet: refused, so that it is never silently ignored."""
+    if parts.link.transport == "mqtt":
+        yield Finding(("link", "transport"), "mqtt is not available in this version; use tcp")
+    for index, drafter in parts.drafters.items():
+        if drafter.runtime in ("tensorrt", "onnxruntime"):
+            path = ("drafters", index, "runtime")
+            yield Finding(path, f"{drafter.runtime} is not available in this version; use torch")
+    for index, target in parts.targets.items():
+        for key, why in _missing_features(target):
+            yield Finding(("targets", index, key), why)
+
+
+def _missing_features(target: TargetSpec) -> Iterator[tuple[str, str]]:
+    if target.engine == "vllm":
+        yield "engine", "vllm is not available in this version; use torch"
+    if target.lanes == "auto":
+        yield "lanes", "auto is not available in this version; use a number from 1 to 8"
+    if target.draft_length == "auto":
+        yield "draft_length", "auto is not available in this version; use a number from 0 to 16"
+    if target.verification == "rejection":
+        yield "verification", "rejection is not available in this version; use coupled"
+    if target.draft_ahead:
+        yield "draft_ahead", "is not available in this version; remove it"
+    if target.verify_budget is not None:
+        yield "verify_budget", "is not available in this version; remove it"
+
+
+def key_files(parts: Parts) -> Iterator[Finding]:
+    """Key files that this machine needs are there, and nobody else can read them."""
+    files: list[tuple[Path, FilePath | None]] = []
+    if parts.security:
+        files.append((("security", "key_file"), parts.security.key_file))
+    files += [(("targets", i, "api", "key_file"), t.api.key_file) for i, t in parts.targets.items() if not t.host]
+    for path, file in files:
+        if file is not None and (why := key_file_problem(file)):
+            yield Finding(path, why)
+
+
+def key_file_problem(file: FilePath) -> str | None:
+    """Why a key file cannot be used, or None."""
+    try:
+        if not file.is_file():
+            return f"{file} does not exist"
+        mode = file.stat().st_mode & 0o777
+        size = file.stat().st_size
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    if mode & 0o077:
+        return f"{file} can be read by other users (mode {mode:03o}); run: chmod 600 {file}"
+    return f"{file} is empty" if size == 0 else None
+
+
+def missing_models(topology: Topology) -> list[Finding]:
+    """Local models that nodes of this machine name and that are not there. Hub ids are not looked up."""
+    missing: list[Finding] = []
+    cache = FilePath("~/.cache/paceline").expanduser()
+    for section, index, node in Parts.of(topology).nodes():
+        for key, name in (("model", node.model), ("tokenizer", node.tokenizer)):
+            if node.host is None and name and name.startswith("/") and not FilePath(name).exists():
+                hint = "; run scripts/fetch_models" if cache in FilePath(name).parents else ""
+                missing.append(Finding((section, index, key), f"{name} does not exist{hint}"))
+    return missing
+
+
+def _targets(parts: Parts) -> Iterator[Finding]:
+    if parts.complete and not parts.targets:
+        yield Finding(("targets",), "at least one target is needed")
+
+
+def _names(parts: Parts) -> Iterator[Finding]:
+    """Names are unique among all nodes: commands and logs tell nodes apart by them."""
+    seen: dict[str, str] = {}
+    for section, index, node in parts.nodes():
+        if node.name in seen:
+            yield Finding((section, index, "name"), f"{node.name} is already the name of {seen[node.name]}")
+        seen.setdefault(node.name, f"{section}[{index}]")
+
+
+def _references(parts: Parts) -> Iterator[Finding]:
+    for index, target in parts.targets.items():
+        names = target.drafters.names
+        for place, name in enumerate(names):
+            path = ("targets", index, "drafters", "names", place)
+            if name not in parts.drafter_names:
+                known = tuple(sorted(parts.drafter_names))
+                hint = did_you_mean(name, known) or (f"; there are {', '.join(known)}" if known else "")
+                yield Finding(path, f"there is no drafter {name}{hint}")
+            elif name in names[:place]:
+                yield Finding(path, f"{name} is given twice")
+
+
+def _hosts(parts: Parts) -> Iterator[Finding]:
+    for section, index, node in parts.nodes():
+        if node.host is not None and node.host not in parts.hosts:
+            known = tuple(sorted(parts.hosts))
+            hint = did_you_mean(node.host, known) or (f"; there are {', '.join(known)}" if known else "")
+            yield Finding((section, index, "host"), f"there is no host {node.host} in hosts{hint}")
+        elif node.host is not None and parts.link.transport == "memory":
+            message = "memory links join threads of one process; remove host, or use transport: tcp"
+            yield Finding((section, index, "host"), message)
+
+
+def _addresses(parts: Parts) -> Iterator[Finding]:
+    """No two sockets of one machine want the same port."""
+    seen: list[tuple[str | None, Address, str]] = []
+    for section, index, node in parts.nodes():
+        path, listen = _listen(section, index, node)
+        for host, other, who in seen:
+            same = other.host == listen.host or other.is_any or listen.is_any
+            if host == node.host and other.port == listen.port and same:
+                yield Finding(path, f"{listen} is already taken by {who}")
+                break
+        seen.append((node.host, listen, f"{section}[{index}] ({other_name(node)})"))
+
+
+def other_name(node: DrafterSpec | TargetSpec) -> str:
+    """How messages call a node: its name and address."""
+    return f"{node.name}, {node.listen if isinstance(node, DrafterSpec) else node.api.listen}"
+
+
+def _listen(section: str, index: int, node: DrafterSpec | TargetSpec) -> tuple[Path, Address]:
+    if isinstance(node, DrafterSpec):
+        return (section, index, "listen"), node.listen
+    return (section, index, "api", "listen"), node.api.listen
+
+
+def _reach(parts: Parts) -> Iterator[Finding]:
+    """Each target can connect to its drafters."""
+    if parts.link.transport != "tcp":
+        return
+    for index, drafter in parts.drafters.items():
+        path = ("drafters", index, "listen")
+        for target in parts.targets.values():
+            if drafter.name not in target.drafters.names or drafter.host == target.host:
+                continue
+            if drafter.listen.is_loopback:
+                where = (
+                    f"target {target.name} runs on {target.host or 'this machine'} and cannot reach {drafter.listen}"
+                )
+                yield Finding(path, f"{where}; listen on 0.0.0.0:{drafter.listen.port}")
+                break
+            if drafter.listen.is_any and drafter.host is None:
+                message = f"target {target.name} on {target.host} needs an address: name this machine in hosts"
+                yield Finding(path, message)
+                break
+
+
+def _keys(parts: Parts) -> Iterator[Finding]:
+    """Whatever listens beyond loopback needs a key."""
+    for index, drafter in parts.drafters.items():
+        if not drafter.listen.is_loopback and parts.security is not None and parts.security.key_file is None:
+            message = f"{drafter.listen} is reachable from other machines: that needs security.key_file"
+            yield Finding(("drafters", index, "listen"), message)
+    for index, target in parts.targets.items():
+        if not target.api.listen.is_loopback and target.api.key_file is None:
+            message = f"{target.api.listen} is reachable from other machines: that needs targets[{index}].api.key_file"
+            yield Finding(("targets", index, "api", "listen"), message)
+
+
+def _link(parts: Parts) -> Iterator[Finding]:
+    if parts.link.transport == "mqtt":
+        if parts.link.broker is None:
+            yield Finding(("link", "broker"), "is required with transport: mqtt")
+        return
+    for key in sorted(parts.link.model_fields_set - {"transport"}):
+        yield Finding(("link", key), f"is only for transport: mqtt, not {parts.link.transport}", at_key=True)
+
+
+def _models(parts: Parts) -> Iterator[Finding]:
+    for index, drafter in parts.drafters.items():
+        path = ("drafters", index)
+        if drafter.strategy == "ngram":
+            for key in ("model", "runtime", "profile", "kv_memory"):
+                if key in drafter.model_fields_set and getattr(drafter, key) is not None:
+                    message = "the ngram strategy drafts from the text itself and has none; remove it"
+                    yield Finding((*path, key), message, at_key=True)
+        elif drafter.model is None:
+            yield Finding((*path, "model"), "is required with strategy: draft_model")
+
+
+def _profiles(parts: Parts) -> Iterator[Finding]:
+    """Emulated nodes have profiles, and are not mixed with real ones."""
+    for section, index, node in parts.nodes():
+        if node.profile is not None and not is_emulated(node) and getattr(node, "strategy", "") != "ngram":
+            kind = "runtime" if isinstance(node, DrafterSpec) else "engine"
+            yield Finding((section, index, "profile"), f"is only for {kind}: emulated", at_key=True)
+    for path, drafter, target in _pairs(parts):
+        if is_emulated(drafter) != is_emulated(target):
+            yield Finding(path, f"{drafter.name} and {target.name} must both be emulated, or neither")
+
+
+def same_language(parts: Parts) -> Iterator[Finding]:
+    """An emulated drafter and its targets speak the same toy language."""
+    for path, drafter, target in _pairs(parts):
+        ours, theirs = drafter.profile or Profile(), target.profile or Profile()
+        if (ours.vocabulary_size, ours.seed) != (theirs.vocabulary_size, theirs.seed):
+            message = f"the profiles of {drafter.name} and {target.name} must have the same vocabulary_size and seed"
+            yield Finding(path, message)
+
+
+def _pairs(parts: Parts) -> Iterator[tuple[Path, DrafterSpec, TargetSpec]]:
+    """(path of the reference, drafter, target) wherever a target names a drafter with a draft model."""
+    drafters = {drafter.name: drafter for drafter in parts.drafters.values() if drafter.strategy == "draft_model"}
+    for index, target in parts.targets.items():
+        for place, name in enumerate(target.drafters.names):
+            if name in drafters:
+                yield ("targets", index, "drafters", "names", place), drafters[name], target
+
+
+def is_emulated(node: DrafterSpec | TargetSpec) -> bool:
+    """It has the toy language instead of a model."""
+    return (node.runtime if isinstance(node, DrafterSpec) else node.engine) == "emulated"

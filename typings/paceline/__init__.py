@@ -1,0 +1,1 @@
+../../paceline/__init__.py

@@ -1,0 +1,1 @@
+../../paceline/__main__.py
