@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -78,10 +79,11 @@ class DrafterState:
 
 
 class Drafting:
-    """All drafters and every live session's soft state."""
+    """All drafters and every live session's soft state. Proposed ids from `vocabulary_size` on are dropped."""
 
-    def __init__(self, config: DraftingConfig) -> None:
+    def __init__(self, config: DraftingConfig, vocabulary_size: int) -> None:
         self.config = config
+        self._vocabulary_size = vocabulary_size
         self.drafters = {name: DrafterState(name, config.deadline) for name in config.drafters}
         self.sessions: dict[int, Session] = {}
         self._ids = itertools.count(secrets.randbits(40) << 20)  # never reused, also by a restarted target
@@ -164,9 +166,8 @@ class Drafting:
         state = session.drafts
         if drafter is None or state.beyond or now < state.retry_at:
             return 0
-        if not state.caught_up and state.unanswered_since is not None:
-            if now < state.unanswered_since + PROBE_INTERVAL:
-                return 0  # one Draft at a time until it has caught up
+        if not state.caught_up and state.unanswered_since is not None and now < state.unanswered_since + PROBE_INTERVAL:
+            return 0  # one Draft at a time until it has caught up
         room = drafter.max_context - len(session.tokens)
         return max(0, min(self.config.draft_length, session.output.remaining - 1, drafter.max_draft_length, room))
 
@@ -224,11 +225,11 @@ class Drafting:
     # --- answers
 
     def arrived(self, name: str, message: Drafted, now: float) -> list[Session]:
-        """Takes a drafter's answers. Returns the sessions that have a usable draft now."""
+        """Takes a drafter's answers. Returns the sessions whose draft is usable, or at least came in time."""
         drafter = self.drafters[name]
         if message.epoch != drafter.epoch or not drafter.up:
             return []
-        drafted, again = [], {}
+        drafted, again, patience = [], {}, drafter.deadline()
         for item in message.items:
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
@@ -238,7 +239,8 @@ class Drafting:
                 drafter.arrivals.add(now - sent)
             if self._take(session, item, now):
                 again[session] = session.drafts.wanted * self._draft_length(session, now)
-            if session.drafts.proposal:
+            in_time = sent is not None and item.status == Status.OK and now - sent <= patience
+            if session.drafts.proposal or in_time:
                 drafted.append(session)
         self._send(again, now)
         return drafted
@@ -270,11 +272,10 @@ class Drafting:
                 state.beyond = True
         return advanced and state.cut
 
-    @staticmethod
-    def _propose(session: Session, item: DraftedItem) -> None:
+    def _propose(self, session: Session, item: DraftedItem) -> None:
         """Keeps the part of a draft that lies beyond what is committed, if what lies before it came true."""
         late = len(session.tokens) - item.position
-        tokens = unpack_tokens(item.tokens)
+        tokens = self._known(unpack_tokens(item.tokens))
         if late < 0 or (late == 0 and not tokens):
             session.drafts.awaited = session.drafts.awaited and late < 0
             return
@@ -284,6 +285,11 @@ class Drafting:
             return
         session.drafts.proposal = tokens[late:]
         session.drafts.awaited = False
+
+    def _known(self, tokens: array[int]) -> array[int]:
+        """The tokens before the first id that the target's vocabulary lacks."""
+        unknown = (index for index, token in enumerate(tokens) if token >= self._vocabulary_size)
+        return tokens[: next(unknown, len(tokens))]
 
 
 def clear(sessions: Iterable[Session]) -> None:

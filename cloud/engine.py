@@ -96,7 +96,8 @@ class Engine:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.model = model
         self.config = config
-        self.drafting = Drafting(config.drafting)
+        self._vocabulary_size = min(model.vocabulary_size, len(token_bytes))  # the tail may be padding
+        self.drafting = Drafting(config.drafting, self._vocabulary_size)
         self.statistics = TargetStatistics()
         self._token_bytes = token_bytes
         self._publish = publish
@@ -119,9 +120,19 @@ class Engine:
         except Exception as error:
             self.failure = error
             logger.exception("the engine stopped")
-            sentence = f"the target's model failed: {error}"
-            ids = [*self._by_request, *(request.id for request in self._waiting)]
-            self._publish([Delta(id, finish_reason="error", error=sentence) for id in ids])
+            self._abandon(f"the target's model failed: {error}")
+
+    def _abandon(self, sentence: str) -> None:
+        """Publishes what was decided but not yet said, and an error for every request that has not ended."""
+        deltas, self._deltas = self._deltas, []
+        ended = {delta.request_id for delta in deltas if delta.finish_reason is not None}
+        ids = [*self._by_request, *(request.id for request in self._waiting)]
+        while not self.inbox.empty():
+            event = self.inbox.get_nowait()
+            if isinstance(event, Submit):
+                ids.append(event.request.id)
+        failed = [Delta(id, finish_reason="error", error=sentence) for id in ids if id not in ended]
+        self._publish(deltas + failed)
 
     def step(self, block: bool = False) -> bool:
         """One turn: receive → pick a lane → forward → commit → next Draft → publish. True if it did work."""
@@ -149,11 +160,12 @@ class Engine:
     @property
     def queued(self) -> int:
         """Requests that wait for room; safe from any thread."""
-        return len(self._waiting) + self.inbox.qsize()
+        return len(self._waiting)
 
     # --- receive
 
     def _receive(self, block: bool) -> None:
+        self._admit()  # the last round may have made room; nothing else would wake a waiting request
         timeout = self._patience() if block else 0.0
         try:
             event = self.inbox.get(timeout=timeout) if timeout != 0.0 else self.inbox.get_nowait()
@@ -167,7 +179,7 @@ class Engine:
     def _patience(self) -> float | None:
         """Seconds until something is to be done without being told; None for never."""
         now = self._clock.now()
-        if self._lanes.next_ready(now, peek=True) is not None or self._prompt_chunk_allowed(None):
+        if self._deltas or self._lanes.next_ready(now, peek=True) is not None or self._prompt_chunk_allowed(None):
             return 0.0
         wake_at = self._lanes.wake_at()
         return None if wake_at is None else max(wake_at - now, 1e-4)
@@ -213,10 +225,12 @@ class Engine:
 
     def _cancel(self, request_id: str) -> None:
         session = self._by_request.get(request_id)
+        waiting = deque(request for request in self._waiting if request.id != request_id)
         if session is not None:
             self._end([session])
-        else:
-            self._waiting = deque(request for request in self._waiting if request.id != request_id)
+        elif len(waiting) == len(self._waiting):
+            return  # it ended by itself a moment ago
+        self._waiting = waiting
         self._deltas.append(Delta(request_id, finish_reason="cancelled"))
 
     # --- forward
@@ -262,7 +276,7 @@ class Engine:
                 drafts.append([])
                 self._prefilling.remove(session)
         started = self._clock.now()
-        logits = self.model.forward(segments + chunks)
+        logits = self.model.forward(segments + chunks)[:, : self._vocabulary_size]
         verified = verify(logits, asking, drafts)
         self.statistics.forward(self._clock.now() - started, bool(sessions), bool(chunks))
         return verified

@@ -25,6 +25,8 @@ def verify(logits: Array, sessions: Sequence[Session], drafts: Sequence[Sequence
     logits: [sum of (len(draft) + 1), vocabulary], a session's rows in order; row j chooses the token after
     the committed ones and draft[:j].
     """
+    if getattr(logits, "is_cpu", False):
+        logits = logits.numpy()  # small operations cost less there
     samplings, positions = [], []
     adjusted = logits
     row = 0

@@ -18,6 +18,7 @@ from paceline.core.clock import Clock, RealClock
 from paceline.core.errors import PacelineError
 from paceline.core.model import Segment, Span
 from paceline.core.sampling import GOLDEN, MASK64, gumbel, mix, signed
+from paceline.core.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class ToyModel:
         self._states: dict[int, list[int]] = {}
 
     def allocate(self, length: int) -> Span | None:
+        if length > self.kv_slots:
+            raise PacelineError(f"a session of {length} tokens is more than the whole arena of {self.kv_slots} slots")
         if self._used + length > self.kv_slots:
             return None
         span = Span(next(self._keys), self._used, length)
@@ -129,3 +132,15 @@ class ToyModel:
         for token in segment.tokens:
             states.append(self.language.next_state(states[-1], token))
         return states[len(states) - segment.rows :] if segment.rows else []
+
+
+def toy_vocabulary(size: int) -> Vocabulary:
+    """A tokenizer for the toy language: ids 0..255 are bytes, what lies above has names of its own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = alphabet[:size] + [f"<toy_{index}>" for index in range(256, size)]
+    tokenizer = Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return Vocabulary(tokenizer, bos=0)

@@ -49,10 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     def adjusts(self) -> bool:
         """Whether logits change before the temperature: bias or penalties."""
         return bool(
-            self.logit_bias
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
+            self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
     @property
@@ -153,7 +150,7 @@ def choose(logits: Array, samplings: Sequence[Sampling], positions: Sequence[int
 def _draw(logits: Array, samplings: Sequence[Sampling], positions: Sequence[int], ids: Array | None) -> Array:
     xp = _library(logits)
     scaled = _float64(logits) / _column(logits, [s.temperature for s in samplings], xp.float64)
-    keys = _column(logits, [row_key(s.seed, p) for s, p in zip(samplings, positions)], xp.int64)
+    keys = _column(logits, [row_key(s.seed, p) for s, p in zip(samplings, positions, strict=True)], xp.int64)
     if any(s.filters for s in samplings):
         scaled, order = _filter(scaled, samplings)
         ids = order if ids is None else _take(ids, order)

@@ -52,11 +52,16 @@ class Rows:
         if rows[-1] - rows[0] == size - 1:
             return rows[0]
         first = self._best_window(rows, size)
+        window = range(first, first + size)
         wanted = set(keys)
-        holes = [row for row in range(first, first + size) if self._keys[row] not in wanted]
-        strays = [key for key in keys if not first <= self._row[key] < first + size]
+        holes = [row for row in window if self._keys[row] not in wanted]
+        holes.sort(key=lambda row: self._keys[row] is not None)  # filling the empty ones first frees rows outside
+        strays = [key for key in keys if self._row[key] not in window]
         for key, hole in zip(strays, holes, strict=True):
-            self._bring(key, hole)
+            occupant = self._keys[hole]
+            if occupant is not None:
+                self._relocate(occupant, self._spare_outside(window))
+            self._relocate(key, hole)
         return first
 
     def _best_window(self, rows: list[int], size: int) -> int:
@@ -68,15 +73,8 @@ class Rows:
 
         return min(range(len(self._keys) - size + 1), key=cost)
 
-    def _bring(self, key: int, hole: int) -> None:
-        occupant = self._keys[hole]
-        if occupant is not None:
-            inside_first = self._spare(hole)
-            self._relocate(occupant, inside_first)
-        self._relocate(key, hole)
-
-    def _spare(self, but: int) -> int:
-        return next(row for row, key in enumerate(self._keys) if key is None and row != but)
+    def _spare_outside(self, window: range) -> int:
+        return next(row for row, key in enumerate(self._keys) if key is None and row not in window)
 
     def _relocate(self, key: int, row: int) -> None:
         self._move(self._row[key], row)

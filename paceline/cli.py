@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "drafter": ("node", "drafter", "Run one drafter in the foreground."),
     "target": ("node", "target", "Run one target in the foreground."),
     "check": ("check", "check", "Validate a topology and show who talks to whom."),
+    "nodes": ("node", "nodes", ""),  # every node in one process; for the memory link, not for people
     "schema": ("schema", "schema", "Print the JSON Schema of topology files, for editors."),
     "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks."),
 }
@@ -33,7 +34,7 @@ class LazyGroup(TyperGroup):
     """Lists commands without importing them; imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [name for name, (_, _, summary) in COMMANDS.items() if summary]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:

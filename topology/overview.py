@@ -21,8 +21,9 @@ class Connection:
     drafter: str | None
     drafter_host: str | None
     over: str | None
-    drafting: str
-    rounds: str
+    drafts_by: str
+    draft_length: int | str | None
+    lanes: int | str | None
 
 
 def connections(topology: Topology) -> list[Connection]:
@@ -34,7 +35,7 @@ def connections(topology: Topology) -> list[Connection]:
     ]
     unused = [drafter for drafter in topology.drafters if not topology.targets_of(drafter)]
     return rows + [
-        Connection(None, None, None, drafter.name, drafter.host, None, _drafting(drafter), "used by no target")
+        Connection(None, None, None, drafter.name, drafter.host, None, _drafts_by(drafter), None, None)
         for drafter in unused
     ]
 
@@ -44,16 +45,17 @@ def who_talks_to_whom(topology: Topology) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{topology.name}: who talks to whom", title_justify="left")
-    for heading in ("users reach", "target", "over", "drafter", "drafts by", "rounds"):
+    for heading in ("users reach", "target", "over", "drafter", "drafts by", "k", "lanes"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("users reach", "over"))
     for row in connections(topology):
         cells = (
             row.api or "–",
-            _placed(row.target, row.target_host),
+            _placed(row.target, row.target_host) or "no target uses it",
             row.over or "–",
-            _placed(row.drafter, row.drafter_host),
-            row.drafting,
-            row.rounds,
+            _placed(row.drafter, row.drafter_host) or "none: plain decoding",
+            row.drafts_by,
+            "–" if row.draft_length is None else str(row.draft_length),
+            "–" if row.lanes is None else str(row.lanes),
         )
         table.add_row(*cells)
     return table
@@ -68,8 +70,9 @@ def _connection(topology: Topology, target: TargetSpec, drafter: DrafterSpec | N
         drafter=drafter.name if drafter else None,
         drafter_host=drafter.host if drafter else None,
         over=over,
-        drafting=_drafting(drafter) if drafter else "decodes plainly",
-        rounds=_rounds(target) if drafter else "–",
+        drafts_by=_drafts_by(drafter) if drafter else "–",
+        draft_length=target.draft_length if drafter else None,
+        lanes=target.lanes if drafter else None,
     )
 
 
@@ -81,14 +84,9 @@ def _over(topology: Topology, target: TargetSpec, drafter: DrafterSpec) -> str:
     return f"tcp {topology.connect_address(drafter, target)}"
 
 
-def _drafting(drafter: DrafterSpec) -> str:
-    return "ngram" if drafter.strategy == "ngram" else f"draft model, {drafter.runtime} on {drafter.device}"
+def _drafts_by(drafter: DrafterSpec) -> str:
+    return "ngram" if drafter.strategy == "ngram" else f"{drafter.runtime}, {drafter.device}"
 
 
-def _rounds(target: TargetSpec) -> str:
-    lanes = "1 lane" if target.lanes == 1 else f"{target.lanes} lanes"
-    return f"k = {target.draft_length}, {lanes}"
-
-
-def _placed(name: str | None, host: str | None) -> str:
-    return "–" if name is None else f"{name} on {host}" if host else name
+def _placed(name: str | None, host: str | None) -> str | None:
+    return f"{name} on {host}" if name and host else name

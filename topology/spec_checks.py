@@ -191,6 +191,8 @@ def _reach(parts: Parts) -> Iterator[Finding]:
         for target in parts.targets.values():
             if drafter.name not in target.drafters.names or drafter.host == target.host:
                 continue
+            if not {drafter.host, target.host} <= {None, *parts.hosts}:
+                continue  # reported as an unknown host
             if drafter.listen.is_loopback:
                 where = (
                     f"target {target.name} runs on {target.host or 'this machine'} and cannot reach {drafter.listen}"

@@ -17,6 +17,7 @@ Path = tuple[str | int, ...]
 MAXIMUM_VALUES = 50_000  # after anchors are followed: a small file must not unfold to a huge one
 
 _CORE = "tag:yaml.org,2002:"
+_SCALARS = {_CORE + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,19}\Z|0x[0-9a-fA-F]{1,16}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,3})?\Z")
 _TRUE, _FALSE = {"yes", "true", "on"}, {"no", "false", "off"}
@@ -81,7 +82,8 @@ def read_yaml(text: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
-        message = f"the character {error.character!r} is not allowed in YAML"
+        character = chr(error.character) if isinstance(error.character, int) else error.character
+        message = f"the character {character!r} is not allowed in YAML"
         document.problems.append(YamlProblem(Mark(line, column), (), message))
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # e.g. a %YAML directive or an escape out of range
         document.problems.append(YamlProblem(Mark(1, 1), (), f"is not YAML: {error}"))
@@ -110,7 +112,7 @@ class _Builder:
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _CORE + "seq":
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode) and node.tag.startswith(_CORE):
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
             return _scalar(node)
         self.problem(node, path, f"the tag {_short(node.tag)} is not allowed; write plain values")
         return None

@@ -15,6 +15,7 @@ other dtypes and CUDA run the module's own code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +73,12 @@ class FusedForward:
         self.arena, self.config, base = arena, module.config, module.model
         self.heads: int = self.config.num_attention_heads
         self.scaling: float = base.layers[0].self_attn.scaling
-        self.root_eps = torch.tensor(self.config.rms_norm_eps**0.5, dtype=arena.kv.dtype)
+        self.width, self.dim = self.config.hidden_size, arena.head_dim
+        self.norm = _norm(self.width, self.config.rms_norm_eps, arena.kv.dtype)
+        self.head_norm = _norm(self.dim, self.config.rms_norm_eps, arena.kv.dtype, interleaved=True)
         self.embedding: torch.Tensor = base.embed_tokens.weight
         self.head: torch.Tensor = module.lm_head.weight
-        self.final_gain: torch.Tensor = base.norm.weight
+        self.final_gain: torch.Tensor = base.norm.weight * self.width**0.5
         self.layers = [self._layer(layer) for layer in base.layers]
         positions = torch.arange(max_context, device=arena.kv.device)[None]
         cos, sin = base.rotary_emb(self.embedding, positions)
@@ -83,8 +86,9 @@ class FusedForward:
         self.rotation = torch.complex(cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous())
 
     def _layer(self, layer: Any) -> Layer:
-        attention, mlp, dim = layer.self_attn, layer.mlp, self.arena.head_dim
-        gain, mlp_gain = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        attention, mlp, dim = layer.self_attn, layer.mlp, self.dim
+        root = self.width**0.5
+        gain, mlp_gain = layer.input_layernorm.weight * root, layer.post_attention_layernorm.weight * root
         if hasattr(attention, "qkv_proj"):
             weight, bias = attention.qkv_proj.weight, attention.qkv_proj.bias
             gate_up = mlp.gate_up_proj.weight
@@ -97,7 +101,7 @@ class FusedForward:
         head_gain = None
         if hasattr(attention, "q_norm"):
             norms = [attention.q_norm.weight] * self.heads + [attention.k_norm.weight] * self.arena.kv_heads
-            head_gain = torch.stack(norms).flatten()[order[: len(norms) * dim]].view(len(norms), dim)
+            head_gain = torch.stack(norms).flatten()[order[: len(norms) * dim]].view(len(norms), dim) * dim**0.5
         return Layer(
             qkv=(weight * gain)[order],
             qkv_bias=None if bias is None else bias[order],
@@ -123,27 +127,20 @@ class FusedForward:
         x = F.embedding(packing.ids, self.embedding)
         rotation = self.rotation.index_select(0, packing.positions)
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(self._normed(x), layer.qkv, layer.qkv_bias)
+            qkv = F.linear(self.norm(x), layer.qkv, layer.qkv_bias)
             turning = qkv[:, : turned * dim].view(tokens, turned, dim)
             if layer.head_gain is not None:
-                turning.copy_(self._normed(turning).mul_(layer.head_gain))
+                turning.copy_(self.head_norm(turning).mul_(layer.head_gain))
             if layer.rotary:
                 torch.view_as_complex(turning.view(tokens, turned, -1, 2)).mul_(rotation)
             self.arena.rows[index].index_copy_(0, packing.slots, qkv[:, heads * dim :])
             attended = attend(packing, index, qkv, heads, self.scaling, window=layer.window)
             x = torch.addmm(x, attended, layer.output_t)
-            gate, up = F.linear(self._normed(x), layer.gate_up).chunk(2, -1)
+            gate, up = F.linear(self.norm(x), layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down_t)
         if not packing.all_rows_in_order:
             x = x[packing.rows]
-        return F.linear(self._normed(x).mul_(self.final_gain), self.head)
-
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        """x / √(mean x² + eps) over the last axis, from the norm's length: three kernels where rms_norm is six."""
-        width = x.shape[-1]
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / torch.hypot(length.mul_(width**-0.5), self.root_eps)
-
+        return F.linear(self.norm(x).mul_(self.final_gain), self.head)
 
 def _window(attention: Any, config: Any) -> int | None:
     """The window that this layer's own code would hand to its attention."""
@@ -151,3 +148,23 @@ def _window(attention: Any, config: Any) -> int | None:
         return None
     window: int | None = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
     return window
+
+
+def _norm(width: int, eps: float, dtype: torch.dtype, interleaved: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """x ↦ x / √(Σx² + width·eps) over the last axis: rms_norm but for √width and the gain, which the weights hold."""
+    least = torch.tensor((width * eps) ** 0.5, dtype=dtype)
+
+    def short(x: torch.Tensor) -> torch.Tensor:
+        # Two kernels and a division, where rms_norm on a CPU is six kernels.
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+
+    def exact(x: torch.Tensor) -> torch.Tensor:
+        # transformers norms in float32 even in a float64 model; so that float64 gives its very tokens, so does this,
+        # down to the order of the sum.
+        single = x.float()
+        squares = single.pow(2)
+        if interleaved:
+            squares = squares.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return (single * torch.rsqrt(squares.mean(-1, keepdim=True) + eps)).double() / width**0.5
+
+    return exact if dtype == torch.float64 else short

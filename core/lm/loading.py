@@ -83,6 +83,8 @@ def wrap(
         device=module.device,
     )
     module.eval().requires_grad_(False)
+    if module.dtype == torch.float64 and "moe" in config.model_type:
+        module.set_experts_implementation("eager")  # torch's grouped product has no float64
     forward = fuse(module, arena, context) if fused else None
     return LanguageModel(module, arena, name=name, max_context=context, fused=forward)
 

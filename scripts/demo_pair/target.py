@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
+from demo_pair.cores import Threads
 from demo_pair.optim import optimizers, schedule, set_rate
 
 log = logging.getLogger("demo_pair")
@@ -149,15 +150,17 @@ class TargetTraining:
         return loss.item()
 
     def run(self, train: np.ndarray, held_out: np.ndarray, save_every: float = 150) -> None:
-        saved = time.monotonic()
+        saved, threads = time.monotonic(), Threads(torch.get_num_threads())
         while self.spent < self.seconds:
             began = time.monotonic()
+            threads.adjust()
             loss = self.step(train)
             self.train_loss = loss if self.steps == 1 else 0.98 * self.train_loss + 0.02 * loss
             self.spent += time.monotonic() - began
             if self.steps % 20 == 0:
                 rate = self.tokens / self.spent
-                log.info("target %5.0f s step %d loss %.3f, %.0f tok/s", self.spent, self.steps, self.train_loss, rate)
+                state = (self.spent, self.steps, self.train_loss, rate, torch.get_num_threads())
+                log.info("target %5.0f s step %d loss %.3f, %.0f tok/s, %d threads", *state)
             if time.monotonic() - saved > save_every:
                 self.save()
                 log.info("held-out %.3f, average of weights %.3f", *self.evaluate(held_out, most=16))

@@ -9,12 +9,14 @@ does all writing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
+from typing import cast
 
 from paceline.core.errors import LinkClosed, UserError, WireError
 from paceline.topology.links.base import Channel, Listener
@@ -150,11 +152,12 @@ class TcpChannel(asyncio.BufferedProtocol):
     # Reading, on the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         sock = transport.get_extra_info("socket")
-        _tune(sock)
-        host, port = transport.get_extra_info("peername")[:2]
-        self.peer_address = join_address(host, port)
+        peername = transport.get_extra_info("peername")
+        if peername is not None:  # None: it has gone already
+            self.peer_address = join_address(*peername[:2])
+            _tune(sock)
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all written
         with self._lock:
             self._transport = transport
@@ -294,11 +297,12 @@ def join_address(host: str, port: int) -> str:
 
 def _tune(sock: socket.socket) -> None:
     """No Nagle delay; a dead host is noticed by the kernel too (heartbeats are faster)."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    with contextlib.suppress(OSError):  # the peer may have gone meanwhile; reading will tell
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _words(error: Exception) -> str:

@@ -1,0 +1,100 @@
+"""The HTTP face of a target: OpenAI's completions, the models list and a health check."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from paceline.cloud.api.errors import ApiError, error_body
+from paceline.cloud.api.render import Renderer
+from paceline.cloud.api.responses import CompletionResponse
+from paceline.cloud.api.schema import CompletionRequest, parse
+from paceline.cloud.api.service import CompletionService
+
+MAX_BODY = 16 * 1024 * 1024
+
+
+def create_app(service: CompletionService, model_name: str, *, api_key: str | None = None) -> FastAPI:
+    """The application. With `api_key`, everything under /v1 wants it as `Authorization: Bearer …`."""
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None)
+    created = int(time.time())
+
+    @app.post("/v1/completions", openapi_extra=_body_schema())
+    async def completions(request: Request) -> Response:
+        _authorize(request, api_key)
+        call = parse(await _read(request))
+        if call.model is not None and call.model != model_name:
+            message = f"model {call.model!r} is not served here, {model_name!r} is"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        completion = await service.start(call)
+        tokens = service.vocabulary.token_bytes
+        renderer = Renderer(call, completion.id, model_name, int(time.time()), completion.prompt, tokens)
+        return CompletionResponse(completion, renderer, call.stream)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        _authorize(request, api_key)
+        model = {"id": model_name, "object": "model", "created": created, "owned_by": "paceline"}
+        return _json({"object": "list", "data": [model | {"max_model_len": service.max_context}]})
+
+    @app.get("/health")
+    async def health() -> Response:
+        serving, facts = service.health()
+        return _json({"status": facts.pop("status"), "model": model_name, **facts}, 200 if serving else 503)
+
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    return app
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="body_too_large")
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
+    return bytes(body)
+
+
+def _authorize(request: Request, api_key: str | None) -> None:
+    if api_key is None:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key", headers=headers)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return Response(error_body(error.status_code, message), error.status_code, error.headers, "application/json")
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return Response(error_body(500, "an unexpected error; the target's log has it"), 500, None, "application/json")
+
+
+def _body_schema() -> dict[str, Any]:
+    content = {"application/json": {"schema": CompletionRequest.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,0 +1,90 @@
+"""An HTTP server inside a loop that is already running, without signal handlers of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+from paceline.core.errors import UserError
+
+BACKLOG = 2048
+POLL = 0.01
+
+
+class ApiServer(uvicorn.Server):
+    """uvicorn's server; signals belong to the process that runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve(app: Any, listen: str, *, grace: float = 5.0, access_log: bool = False) -> AsyncIterator[str]:
+    """Serves `app` for as long as the block runs; yields its URL (with the port chosen, for port 0).
+
+    On leaving, no new connection is taken and calls in progress get `grace` seconds to end; what is left is
+    cancelled. Raises UserError when `listen` can not be bound.
+    """
+    bound = bind(listen)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=access_log,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(grace)),
+    )
+    server = ApiServer(config)
+    task = asyncio.create_task(server.serve(sockets=[bound]), name=f"api {listen}")
+    try:
+        while not server.started and not task.done():
+            await asyncio.sleep(POLL)
+        if task.done():
+            task.result()
+        yield _url(bound)
+    finally:
+        server.should_exit = True
+        await task
+        bound.close()
+
+
+def bind(listen: str) -> socket.socket:
+    """A listening socket at `host:port` (`[…]:port` for IPv6). Raises UserError with one sentence."""
+    host, _, port_text = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
+        raise UserError(f"{listen!r} is no address to listen at: write host:port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, int(port_text), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise UserError(f"cannot listen at {listen}: {error.strerror}") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name != "nt":  # there it would allow two servers at one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port_text} on {host} is in use: stop what uses it or choose another") from None
+        raise UserError(f"cannot listen at {listen}: {error.strerror}") from None
+    return bound
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,57 @@
+"""What reaches the drafter's service, and what it takes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.topology.wire import Hello, Message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one drafter takes on.
+
+    max_batch: sessions in one draft step. max_messages: Draft messages drafted for at once, 0 for any number.
+    max_queue: sessions of one target that may wait. chunk: tokens of catch-up between two draft steps;
+    chunk_seconds: how long such a chunk may take while other targets are connected (it shrinks down to 32 tokens).
+    idle_seconds: how long a session must be idle before another may take its place. weights: each target's share,
+    1 where nothing is said.
+    """
+
+    max_sessions: int = 64
+    max_batch: int = 8
+    max_messages: int = 0
+    max_queue: int = 256
+    chunk: int = 256
+    chunk_seconds: float = 0.01
+    idle_seconds: float = 10.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+class PeerUp(NamedTuple):
+    """A target's link is up, its Hello accepted."""
+
+    name: str
+    hello: Hello
+
+
+class PeerDown(NamedTuple):
+    """A target's link is gone."""
+
+    name: str
+
+
+class Received(NamedTuple):
+    """A message of an authenticated target."""
+
+    name: str
+    message: Message
+
+
+class Stop(NamedTuple):
+    """Ends the service's `run`."""
+
+
+Event = PeerUp | PeerDown | Received | Stop

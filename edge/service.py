@@ -1,0 +1,253 @@
+"""The drafter's loop: drain Q_in → form a batch, fair across targets → catch up → draft → put replies in Q_out.
+
+Synchronous, on one thread, with its clock from outside. Peers talk to it through `inbox` alone, it answers
+through `reply` alone. It never idles while there is work, and a session joins the batch at the next token.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping
+
+from paceline.core.clock import Clock
+from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received
+from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
+from paceline.edge.sessions import Bounds, Phase, Session, Sessions, answer
+from paceline.edge.statistics import Statistics
+from paceline.edge.strategies.base import Strategy
+from paceline.topology.wire import (
+    MAX_DRAFT_LENGTH,
+    Close,
+    Draft,
+    Drafted,
+    DraftedItem,
+    Message,
+    Ping,
+    Status,
+    pack_tokens,
+)
+
+QUEUE_FULL_RETRY_MS = 100
+_NAMES = {int(status): status.name.lower() for status in Status}
+
+
+class DrafterService:
+    """Serves all targets of one drafter.
+
+    reply is called on the service's thread and must not block. epoch names this run: sessions belong to it.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        clock: Clock,
+        limits: Limits,
+        reply: Callable[[str, Message], None],
+        epoch: int = 1,
+    ) -> None:
+        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.epoch = epoch
+        self.max_context = strategy.max_context
+        self.statistics = Statistics()
+        bounds = Bounds(
+            max_sessions=limits.max_sessions,
+            max_context=strategy.max_context,
+            vocabulary_size=strategy.vocabulary_size,
+            idle_seconds=limits.idle_seconds,
+            keeps_kv=strategy.keeps_kv,
+        )
+        self.sessions = Sessions(strategy, bounds, strategy.keeps_tail)
+        self._queues = Queues(limits, strategy.reads_together)
+        self._strategy = strategy
+        self._clock = clock
+        self._limits = limits
+        self._reply = reply
+        self._chunk = limits.chunk
+        self._messages = 0
+        self._stopped = False
+
+    # --- the loop
+
+    def run(self) -> None:
+        """Works until Stop."""
+        while not self._stopped:
+            self.step(timeout=None)
+
+    def step(self, timeout: float | None = 0.0) -> bool:
+        """One unit of work: what arrived, then one forward; False when there was nothing to do.
+
+        Waits for a message up to `timeout` seconds (None: for ever), but only where nothing else is to be done.
+        """
+        received = self._drain(timeout)
+        self._queues.fill_batch(self._clock.now())
+        if reads := self._queues.turn_to_read(self._chunk):
+            self._catch_up(reads)
+        elif self._queues.batch:
+            self._draft()
+        else:
+            return received
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be drafted or read."""
+        return self._queues.busy
+
+    # --- drain
+
+    def _drain(self, timeout: float | None) -> bool:
+        waits = timeout != 0.0 and not self.busy
+        try:
+            event = self.inbox.get(timeout=timeout) if waits else self.inbox.get_nowait()
+        except queue.Empty:
+            return False
+        self._handle(event)
+        for _ in range(self.inbox.qsize()):
+            self._handle(self.inbox.get_nowait())
+        self.statistics.live(len(self.sessions))
+        return True
+
+    def _handle(self, event: Event) -> None:
+        peers = self._queues.peers
+        if isinstance(event, Received):
+            if event.name in peers:
+                self._on_message(peers[event.name], event.message)
+        elif isinstance(event, PeerUp):
+            self.sessions.forget_target(event.name)
+            peers[event.name] = Peer(event.name, event.hello.vocabulary_size)
+        elif isinstance(event, PeerDown):
+            self.sessions.forget_target(event.name)
+            peers.pop(event.name, None)
+        else:
+            self._stopped = True
+        if self.sessions.disturbed:
+            self.sessions.disturbed = False
+            self._queues.drop_gone()
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Draft):
+            self._on_draft(peer, message)
+        elif isinstance(message, Close):
+            if message.epoch == self.epoch:
+                self.sessions.close(peer.name, message.sessions)
+        elif isinstance(message, Ping) and message.sessions is not None:
+            self.sessions.keep_only(peer.name, message.sessions)
+
+    def _on_draft(self, peer: Peer, draft: Draft) -> None:
+        now = self._clock.now()
+        self._messages += 1
+        self.statistics.drafts_received += 1
+        answers = []
+        for item in draft.items:
+            if draft.epoch != self.epoch:
+                answers.append(answer(item.session, Status.UNKNOWN, 0, item.base + len(item.tokens) // 4))
+                continue
+            taken = self.sessions.take(peer.name, item, now)
+            if isinstance(taken, Session):
+                taken = self._schedule(peer, taken, item.k, now)
+            if taken is not None:
+                answers.append(taken)
+        if answers:
+            self._send(peer.name, answers, 0, 0)
+
+    def _schedule(self, peer: Peer, session: Session, k: int, now: float) -> DraftedItem | None:
+        """What becomes of a session that was asked for: an answer at once, a place in the queue, or reading."""
+        held = len(session.committed)
+        room = min(session.span.size, self.max_context) - held
+        session.want = max(0, min(k, MAX_DRAFT_LENGTH, room)) if held else 0
+        session.owes = True
+        session.message = self._messages
+        session.received_at = now
+        behind = session.behind
+        reads = behind > self._strategy.quick
+        if not behind and len(session.tail) >= session.want:
+            self._queues.leave(session)
+            return self._proposals(session, peer.vocabulary_size)
+        if (session.phase is Phase.READING) != reads:
+            self._queues.leave(session)
+        if session.phase is Phase.IDLE:
+            if self._queues.full(peer.name):
+                return answer(session.id, Status.FULL, held, held, QUEUE_FULL_RETRY_MS)
+            (self._queues.read_later if reads else self._queues.enqueue)(session)
+        if reads and behind + self._queues.ahead(session) > self._chunk:
+            session.want, session.owes = 0, False  # it is answered now, and read in the background
+            return answer(session.id, Status.WARMING, held, held)
+        return None
+
+    # --- catch up
+
+    def _catch_up(self, reads: list[tuple[Session, int]]) -> None:
+        start = self._clock.now()
+        self._strategy.read(reads)
+        end = self._clock.now()
+        count = sum(count for _, count in reads)
+        self.statistics.worked(start, end)
+        self.statistics.tokens_read += count
+        self._chunk = self._fitting_chunk(count, end - start)
+        for session, _ in reads:
+            if session.started_at < session.received_at:
+                session.started_at = start
+            self._after_reading(session, end)
+
+    def _fitting_chunk(self, count: int, seconds: float) -> int:
+        """While there are other targets, a chunk is what takes about chunk_seconds."""
+        if len(self._queues.peers) < 2 or seconds <= 0:
+            return self._limits.chunk
+        return max(LEAST_CHUNK, min(self._limits.chunk, int(self._limits.chunk_seconds * count / seconds)))
+
+    def _after_reading(self, session: Session, now: float) -> None:
+        if session.behind > (self._strategy.quick if session.want else 0):
+            return
+        self._queues.leave(session)
+        if session.want:
+            self._queues.enqueue(session)
+        elif session.owes:
+            self._answer({session.target: [session]}, now)
+
+    # --- draft and answer
+
+    def _draft(self) -> None:
+        start = self._clock.now()
+        done = self._strategy.advance(self._queues.batch)
+        end = self._clock.now()
+        self.statistics.worked(start, end)
+        if done:
+            self._queues.drop_finished(done)
+            finished: dict[str, list[Session]] = {}
+            for session in done:
+                if session.owes:
+                    finished.setdefault(session.target, []).append(session)
+            self._answer(finished, end)
+
+    def _answer(self, finished: Mapping[str, list[Session]], now: float) -> None:
+        """One Drafted for each target, with the longest wait and the longest work among its sessions."""
+        for target, sessions in finished.items():
+            received = min(session.received_at for session in sessions)
+            started = max(received, min(session.started_at for session in sessions))  # a newer Draft starts anew
+            vocabulary_size = self._queues.peers[target].vocabulary_size
+            items = [self._proposals(session, vocabulary_size) for session in sessions]
+            self.statistics.queue_ms.add((started - received) * 1e3)
+            self.statistics.draft_ms.add((now - started) * 1e3)
+            self._send(target, items, int((started - received) * 1e6), int((now - started) * 1e6))
+
+    def _proposals(self, session: Session, vocabulary_size: int) -> DraftedItem:
+        session.owes = False
+        held = len(session.committed)
+        tokens = session.tail[: session.want]
+        if 0 < vocabulary_size < self._strategy.vocabulary_size:
+            tokens = _within(tokens, vocabulary_size)
+        self.statistics.tokens_drafted += len(tokens)
+        return DraftedItem(session.id, int(Status.OK), held, held, pack_tokens(tokens))
+
+    def _send(self, target: str, items: list[DraftedItem], queue_us: int, draft_us: int) -> None:
+        for item in items:
+            self.statistics.answers[_NAMES[item.status]] += 1
+        self._reply(target, Drafted(self.epoch, items, queue_us, draft_us))
+
+
+def _within(tokens: list[int], vocabulary_size: int) -> list[int]:
+    """The first tokens that the target knows."""
+    for place, token in enumerate(tokens):
+        if token >= vocabulary_size:
+            return tokens[:place]
+    return tokens

@@ -1,0 +1,343 @@
+"""What the drafter knows of each session: committed tokens, what of them is computed, and nothing else.
+
+The truth lives at the target. `base + len(tokens)` of a Draft item is the session's version; a lower one than
+held is ignored, an equal one answered again, a higher one applied. Whatever does not fit ends in `unknown, held`,
+and the target sends again from there. A rollback is nothing but a smaller `computed`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Protocol
+
+from paceline.core.model import Span
+from paceline.core.sampling import History, Sampling
+from paceline.edge.cache import Cache, Kept, common_prefix
+from paceline.topology.wire import DraftedItem, DraftItem, Status, check_hash, unpack_tokens
+
+CLOSED_IDS = 8192  # of a target; a Draft that is later than so many closes opens a session that the next Ping frees
+SHORTEST_RETRY_MS = 50
+
+
+class Phase(IntEnum):
+    """What the service is doing for a session."""
+
+    IDLE = 0  # nothing is asked
+    QUEUED = 1  # waits for a place in the batch
+    DRAFTING = 2  # in the batch
+    READING = 3  # catches up in chunks, between draft steps
+    GONE = 4  # closed, freed or evicted
+
+
+class Memory(Protocol):
+    """Where sessions get their spans from."""
+
+    def allocate(self, length: int) -> Span | None: ...
+
+    def free(self, span: Span) -> None: ...
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What limits sessions. idle_seconds: how long without a Draft before one may be evicted."""
+
+    max_sessions: int
+    max_context: int
+    vocabulary_size: int
+    idle_seconds: float
+    keeps_kv: bool  # whether spans hold anything worth keeping after a session
+
+
+@dataclass(eq=False)
+class Session:
+    """One session, and what is asked for it now.
+
+    computed: how many of `committed + tail` are in the span's KV, from the first on.
+    tail: proposals that follow `committed`.
+    spare: committed-to-be tokens that a handed-over span holds beyond `computed`.
+    """
+
+    target: str
+    id: int
+    sampling: Sampling
+    prompt_length: int
+    span: Span
+    keeps_tail: bool = True
+    committed: array[int] = field(default_factory=lambda: array("I"))
+    computed: int = 0
+    tail: list[int] = field(default_factory=list)
+    spare: array[int] | None = None
+    history: History | None = None  # what penalties look at, of `history_length` committed tokens
+    history_length: int = 0
+    index: Any = None  # a strategy's own notes on the committed tokens
+    checked: int = 0  # so many tokens are covered by `check`
+    check: int = 0
+    used_at: float = 0.0
+    phase: Phase = Phase.IDLE
+    want: int = 0
+    owes: bool = False
+    message: int = 0
+    received_at: float = 0.0
+    started_at: float = -1.0  # of the newest Draft once it is not before received_at
+
+    def __post_init__(self) -> None:
+        self.plain = self.sampling.temperature <= 0 and not self.sampling.adjusts
+
+    @property
+    def behind(self) -> int:
+        """Committed tokens that are not computed."""
+        return max(0, len(self.committed) - self.computed)
+
+    def pending(self, start: int) -> array[int] | list[int]:
+        """The tokens from `start` on, committed and proposed."""
+        held = len(self.committed)
+        if start >= held:
+            return self.tail[start - held :]
+        return [*self.committed[start:], *self.tail] if self.tail else self.committed[start:]
+
+    def hash_before(self, base: int) -> int:
+        """wire.check_hash of the first `base` tokens, continued from the last one asked for."""
+        if base < self.checked:
+            self.checked = self.check = 0
+        self.check = check_hash(self.committed[self.checked : base], self.check)
+        self.checked = base
+        return self.check
+
+    def commit(self, base: int, tokens: array[int]) -> None:
+        """Sets what follows the first `base` tokens; KV stays for the longest common prefix."""
+        held = len(self.committed)
+        if base < held:
+            overlap = self.committed[base:]
+            if overlap != tokens[: held - base]:
+                self._rewrite(base, tokens)
+                return
+            tokens = tokens[held - base :]
+        if not tokens:
+            return
+        if self.spare is not None:
+            self._use_spare(held, tokens)
+        common = 0
+        for proposed, token in zip(self.tail, tokens, strict=False):
+            if proposed != token:
+                break
+            common += 1
+        self.committed.extend(tokens)
+        if common == len(tokens) and self.keeps_tail:
+            del self.tail[:common]
+        else:
+            self.computed = min(self.computed, held + common)
+            self.tail.clear()
+
+    def _rewrite(self, base: int, tokens: array[int]) -> None:
+        known = self.committed[base:]
+        known.extend(self.tail)
+        self.computed = min(self.computed, base + common_prefix(known, tokens))
+        del self.committed[base:]
+        self.committed.extend(tokens)
+        self.tail.clear()
+        self.spare = self.history = self.index = None
+        if self.checked > base:
+            self.checked = self.check = 0
+
+    def _use_spare(self, held: int, tokens: array[int]) -> None:
+        spare, self.spare = self.spare, None
+        if spare is None or self.computed != held or self.tail:
+            return
+        common = common_prefix(spare, tokens)
+        self.computed += common
+        if common == len(tokens) and common < len(spare):
+            self.spare = spare[common:]
+
+    def computed_tokens(self) -> array[int]:
+        """The tokens that the span's KV holds."""
+        tokens = self.committed[: self.computed]
+        if self.computed > len(self.committed):
+            tokens.extend(self.tail[: self.computed - len(self.committed)])
+        elif self.spare is not None and self.computed == len(self.committed):
+            tokens.extend(self.spare)
+        return tokens
+
+
+class Sessions:
+    """All sessions, scoped to their targets: no target can name another's."""
+
+    def __init__(self, memory: Memory, bounds: Bounds, keeps_tail: bool = True) -> None:
+        self.cache = Cache(memory.free)
+        self.disturbed = False  # a session with work to do is gone: queues need a look
+        self._memory = memory
+        self._bounds = bounds
+        self._keeps_tail = keeps_tail
+        self._sessions: dict[tuple[str, int], Session] = {}
+        self._closed: dict[str, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, target: str, session: int) -> Session | None:
+        return self._sessions.get((target, session))
+
+    # --- Draft
+
+    def take(self, target: str, item: DraftItem, now: float) -> Session | DraftedItem | None:
+        """Applies one item of a Draft.
+
+        Returns the session when there is something to propose or read; an answer when it is due at once; None when
+        the item is to be ignored.
+        """
+        session = self._sessions.get((target, item.session))
+        version = item.base + len(item.tokens) // 4
+        if session is None:
+            return self._open(target, item, version, now)
+        held = len(session.committed)
+        if version < held:
+            return None
+        if item.base > held:
+            return answer(item.session, Status.UNKNOWN, held, version)
+        if session.hash_before(item.base) != item.check:
+            self.release(session)
+            return answer(item.session, Status.UNKNOWN, 0, version)
+        tokens = unpack_tokens(item.tokens)
+        if self._beyond(version, tokens):
+            self.release(session)
+            return answer(item.session, Status.BEYOND, held, version)
+        session.commit(item.base, tokens)
+        session.used_at = now
+        if item.sampling is not None and item.sampling != session.sampling:
+            self._resample(session, item)
+        if version >= session.span.size and not self._widen(session, now):
+            return self._full(item, version, now)
+        return session
+
+    def _open(self, target: str, item: DraftItem, version: int, now: float) -> Session | DraftedItem | None:
+        if item.session in self._closed.get(target, ()):
+            return None
+        if item.base > 0:
+            return answer(item.session, Status.UNKNOWN, 0, version)
+        tokens = unpack_tokens(item.tokens)
+        if self._beyond(version, tokens):
+            return answer(item.session, Status.BEYOND, 0, version)
+        length = max(item.limit, version + 1) if item.limit else self._bounds.max_context
+        length = min(length, self._bounds.max_context)
+        if len(self._sessions) >= self._bounds.max_sessions and not self._evict_idle(now):
+            return self._full(item, version, now)
+        kept = self.cache.take(target, tokens, length)
+        span = kept[0].span if kept else self._allocate(length, now)
+        if span is None:
+            return self._full(item, version, now)
+        sampling = item.sampling or Sampling()
+        session = Session(target, item.session, sampling, item.prompt_length, span, self._keeps_tail, tokens)
+        if kept:
+            session.computed = kept[1]
+            if kept[1] == len(tokens) < len(kept[0].tokens):
+                session.spare = kept[0].tokens[kept[1] :]
+        session.used_at = now
+        self._sessions[target, item.session] = session
+        return session
+
+    def _beyond(self, version: int, tokens: array[int]) -> bool:
+        """Past the context window, or holding ids that this drafter's vocabulary lacks: nothing to propose, ever."""
+        too_long = version >= self._bounds.max_context
+        return too_long or (bool(tokens) and max(tokens) >= self._bounds.vocabulary_size)
+
+    def _resample(self, session: Session, item: DraftItem) -> None:
+        session.sampling = item.sampling or session.sampling
+        session.prompt_length = item.prompt_length
+        session.computed = min(session.computed, len(session.committed))
+        session.tail.clear()
+        session.history = None
+        session.__post_init__()
+
+    # --- room
+
+    def _allocate(self, length: int, now: float) -> Span | None:
+        while True:
+            span = self._memory.allocate(length)
+            if span is not None:
+                return span
+            if not self.cache.evict() and not self._evict_idle(now):
+                return None
+
+    def _evict_idle(self, now: float) -> bool:
+        """Frees the session that was idle longest, if that is long enough."""
+        idle = [s for s in self._sessions.values() if s.phase is Phase.IDLE]
+        oldest = min(idle, key=lambda s: s.used_at, default=None)
+        if oldest is None or now - oldest.used_at <= self._bounds.idle_seconds:
+            return False
+        self.release(oldest, keep=False)
+        return True
+
+    def _widen(self, session: Session, now: float) -> bool:
+        """A span for a session that grew past the limit its target named; its KV is computed anew."""
+        self._keep(session)
+        session.computed, session.spare = 0, None
+        session.tail.clear()
+        span = self._allocate(self._bounds.max_context, now)
+        if span is None:
+            self._forget(session)
+            return False
+        session.span = span
+        return True
+
+    def _full(self, item: DraftItem, version: int, now: float) -> DraftedItem:
+        """Room may come when the session that is idle longest may be evicted."""
+        oldest = min((s.used_at for s in self._sessions.values()), default=now)
+        wait_ms = int((oldest + self._bounds.idle_seconds - now) * 1000)
+        return answer(item.session, Status.FULL, 0, version, max(SHORTEST_RETRY_MS, wait_ms))
+
+    # --- ends
+
+    def close(self, target: str, ids: Iterable[int]) -> None:
+        """These sessions are over and stay so, also where a Draft of one of them is still to come."""
+        closed = self._closed.setdefault(target, {})
+        for session_id in ids:
+            closed[session_id] = None
+            self._release_id(target, session_id)
+        while len(closed) > CLOSED_IDS:
+            del closed[next(iter(closed))]
+
+    def keep_only(self, target: str, ids: Iterable[int]) -> None:
+        """Frees the target's other sessions: it no longer knows them."""
+        live = set(ids)
+        for owner, session_id in list(self._sessions):
+            if owner == target and session_id not in live:
+                self._release_id(owner, session_id)
+
+    def forget_target(self, target: str) -> None:
+        """The link is new or gone: no message of before can come any more, and none of its sessions is held."""
+        self.keep_only(target, ())
+        self._closed.pop(target, None)
+
+    def _release_id(self, target: str, session_id: int) -> None:
+        session = self._sessions.get((target, session_id))
+        if session is not None:
+            self.release(session)
+
+    def release(self, session: Session, keep: bool = True) -> None:
+        """Forgets a session; it is merely unknown from now on. Its KV stays as a cache if `keep`."""
+        if keep:
+            self._keep(session)
+        else:
+            self._memory.free(session.span)
+        self._forget(session)
+
+    def _keep(self, session: Session) -> None:
+        if self._bounds.keeps_kv:
+            self.cache.keep(Kept(session.target, session.computed_tokens(), session.span))
+        else:
+            self._memory.free(session.span)
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.target, session.id]
+        self.disturbed = self.disturbed or session.phase is not Phase.IDLE
+        session.phase = Phase.GONE
+
+
+def answer(session: int, status: Status, held: int, position: int, retry_after_ms: int = 0) -> DraftedItem:
+    """An answer without proposals; `position` says to which version of the session it belongs."""
+    return DraftedItem(session, int(status), held, position, b"", retry_after_ms)

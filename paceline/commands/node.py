@@ -1,0 +1,181 @@
+"""`paceline drafter|target`: one node in the foreground, as systemd or the supervisor starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from paceline.commands.options import NoDrafter, RunDir, TopologyFile
+from paceline.core.errors import PacelineError, UserError
+from paceline.topology.process import configure_logging, follow_parent, notify
+from paceline.topology.spec import load_topology, require_models
+
+if TYPE_CHECKING:
+    from paceline.topology.links.base import Transport
+    from paceline.topology.spec import Topology
+
+NodeName = Annotated[str, typer.Argument(metavar="NAME", help="A name out of the topology.")]
+STOP_GRACE_SECONDS = 5.0
+Serve = Callable[[anyio.Event], Awaitable[None]]
+
+
+def drafter(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None) -> None:
+    """Run one drafter in the foreground, until SIGTERM or Ctrl-C."""
+    topology = _prepare(topology_file, run_dir)
+    _named(name, [drafter.name for drafter in topology.drafters], topology_file)
+    run_until_signal([_drafter(topology, name, run_dir, _transport(topology), lambda: notify("READY=1"))])
+
+
+def target(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
+    """Run one target in the foreground, until SIGTERM or Ctrl-C."""
+    topology = _prepare(topology_file, run_dir)
+    _named(name, [target.name for target in topology.targets], topology_file)
+    run_until_signal(
+        [_target(topology, name, run_dir, _transport(topology), lambda: notify("READY=1"), not no_drafter)]
+    )
+
+
+def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
+    """Run every node as threads of this process, which is what the memory link needs."""
+    topology = _prepare(topology_file, run_dir)
+    transport = _transport(topology)
+    drafters = [] if no_drafter else [drafter.name for drafter in topology.drafters]
+    targets = [target.name for target in topology.targets]
+    waiting = len(drafters) + len(targets)
+
+    def ready() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting == 0:
+            notify("READY=1")
+
+    run_until_signal(
+        [
+            *(_drafter(topology, name, run_dir, transport, ready) for name in drafters),
+            *(_target(topology, name, run_dir, transport, ready, not no_drafter) for name in targets),
+        ]
+    )
+
+
+def _prepare(topology_file: Path, run_dir: Path | None) -> Topology:
+    follow_parent()
+    configure_logging()
+    topology = load_topology(topology_file)
+    require_models(topology, str(topology_file))
+    if run_dir is not None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    return topology
+
+
+def _named(name: str, known: Sequence[str], topology_file: Path) -> None:
+    if name not in known:
+        raise UserError(f"{topology_file} has no {name!r} there; it has: {', '.join(known) or 'none'}")
+
+
+def _drafter(
+    topology: Topology, name: str, run_dir: Path | None, transport: Transport, ready: Callable[[], None]
+) -> Serve:
+    async def serve(stop: anyio.Event) -> None:
+        from paceline.edge.drafter import run_drafter
+
+        await run_drafter(
+            topology, topology.drafter(name), transport, key=_key(topology), run_dir=run_dir, ready=ready, stop=stop
+        )
+
+    return serve
+
+
+def _target(
+    topology: Topology,
+    name: str,
+    run_dir: Path | None,
+    transport: Transport,
+    ready: Callable[[], None],
+    with_drafters: bool,
+) -> Serve:
+    async def serve(stop: anyio.Event) -> None:
+        from paceline.cloud.target import run_target
+
+        await run_target(
+            topology,
+            topology.target(name),
+            transport,
+            key=_key(topology),
+            run_dir=run_dir,
+            with_drafters=with_drafters,
+            ready=ready,
+            stop=stop,
+        )
+
+    return serve
+
+
+def _transport(topology: Topology) -> Transport:
+    if topology.link.transport == "memory":
+        from paceline.topology.links.memory import MemoryTransport
+
+        return MemoryTransport()
+    from paceline.topology.links.tcp import TcpTransport
+
+    return TcpTransport()
+
+
+def _key(topology: Topology) -> bytes:
+    path = topology.security.key_file
+    if path is None:
+        return b""
+    key = Path(path).read_bytes().strip()
+    if len(key) < 16:
+        raise UserError(f"{path}: a deployment key has at least 16 bytes")
+    return key
+
+
+def run_until_signal(serves: Sequence[Serve]) -> None:
+    """Runs nodes on one asyncio loop (uvloop where installed) until SIGTERM, SIGINT or the first failure."""
+
+    async def main() -> None:
+        stop = anyio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with anyio.create_task_group() as tasks:
+            for serve in serves:
+                tasks.start_soon(_serve_or_stop, serve, stop)
+
+    try:
+        anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
+    except Exception as error:  # a task group wraps what went wrong, in groups of groups
+        raise _first_failure(error) from None
+
+
+async def _serve_or_stop(serve: Serve, stop: anyio.Event) -> None:
+    """A signal while a node is still loading ends it at once."""
+    async with anyio.create_task_group() as tasks:
+
+        async def leave_early() -> None:
+            await stop.wait()
+            await anyio.sleep(STOP_GRACE_SECONDS)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(leave_early)
+        await serve(stop)
+        tasks.cancel_scope.cancel()
+
+
+def _first_failure(error: BaseException) -> BaseException:
+    """Out of nested groups: a failure of ours before any other."""
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    found = [_first_failure(one) for one in inner] or [error]
+    return next((one for one in found if isinstance(one, PacelineError)), found[0])
+
+
+def _has_uvloop() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("uvloop") is not None

@@ -1,0 +1,179 @@
+"""`paceline run`: the whole topology on this machine, once, from prompts to texts and times."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.commands.options import Json, NoDrafter, RunDir, TopologyFile
+from paceline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.client import Completion
+    from paceline.star import Star
+    from paceline.topology.spec import Topology
+
+DEFAULT_PROMPTS = ("def add(a, b):\n", "import os\n\n\nclass ", '"""This module provides ')
+
+
+def run(
+    topology_file: TopologyFile,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="A prompt; may be given several times.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", metavar="FILE.jsonl", help='Lines of {"prompt": "…"}.')
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Share of probability to choose from, in (0, 1].")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")] = 0,
+    no_drafter: NoDrafter = False,
+    run_dir: RunDir = None,
+    as_json: Json = False,
+) -> None:
+    """Start a whole topology here, generate, print the texts and a table, stop everything."""
+    from paceline.topology.spec import load_topology, require_models
+
+    topology = load_topology(topology_file)
+    require_models(topology, str(topology_file))
+    texts = [*(prompt or []), *(_read_prompts(prompts) if prompts else [])] or list(DEFAULT_PROMPTS)
+    options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    with _directory(run_dir) as directory:
+        report = asyncio.run(_until_interrupted(topology, topology_file, directory, texts, options, not no_drafter))
+    if as_json:
+        typer.echo(json.dumps(report, ensure_ascii=False))
+    else:
+        from paceline.commands.run_output import show
+
+        show(report)
+
+
+async def _until_interrupted(
+    topology: Topology,
+    topology_file: Path,
+    run_dir: Path,
+    prompts: list[str],
+    options: dict[str, Any],
+    with_drafters: bool,
+) -> dict[str, Any]:
+    """SIGINT and SIGTERM cancel the run, which stops every node before it ends."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    stopped: list[int] = []
+
+    def interrupt(number: int) -> None:
+        if not stopped:
+            stopped.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        return await _run(topology, topology_file, run_dir, prompts, options, with_drafters)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _run(
+    topology: Topology,
+    topology_file: Path,
+    run_dir: Path,
+    prompts: list[str],
+    options: dict[str, Any],
+    with_drafters: bool,
+) -> dict[str, Any]:
+    from paceline.star import running_star
+
+    with _progress(len(prompts) * options["max_tokens"]) as progress:
+        progress.say(f"starting {topology.name}: loading models")
+        async with running_star(topology, topology_file, run_dir, with_drafters=with_drafters) as star:
+            progress.say(f"generating {len(prompts)} texts")
+            completions = await star.complete(prompts, options, progress.advance)
+            await star.settle()
+            progress.say("stopping")
+        return _report(star, completions)
+
+
+def _report(star: Star, completions: list[Completion]) -> dict[str, Any]:
+    return star.report(completions)
+
+
+class _Progress:
+    """A bar on stderr where someone looks at it, nothing where not."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("tokens"),
+            TimeElapsedColumn(),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self._task = self.bar.add_task("", total=total)
+
+    def say(self, words: str) -> None:
+        self.bar.update(self._task, description=words)
+
+    def advance(self, tokens: int) -> None:
+        self.bar.advance(self._task, tokens)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[_Progress]:
+    progress = _Progress(total)
+    with progress.bar:
+        yield progress
+
+
+@contextlib.contextmanager
+def _directory(run_dir: Path | None) -> Iterator[Path]:
+    """The run's directory; a temporary one is kept when something went wrong, since the logs are in it."""
+    if run_dir is not None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run-dir {run_dir}: {error.strerror}") from None
+        yield run_dir
+        return
+    directory = Path(tempfile.mkdtemp(prefix="paceline-"))
+    try:
+        yield directory
+    except (UserError, KeyboardInterrupt):
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {path}: {getattr(error, 'strerror', None) or error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f'{path}:{number}: each line is an object like {{"prompt": "…"}}') from None
+        if not isinstance(found[-1], str):
+            raise UserError(f"{path}:{number}: prompt must be a text")
+    if not found:
+        raise UserError(f"{path} holds no prompts")
+    return found

@@ -1,0 +1,57 @@
+"""From a topology to the processes that this machine is to run."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.topology.spec import Topology
+from paceline.topology.supervisor import Node, node_command
+
+ALL_NODES = "nodes"
+
+
+def nodes_here(
+    topology: Topology, topology_file: Path, run_dir: Path, *, with_drafters: bool = True, everything: bool = False
+) -> tuple[list[Node], list[Node]]:
+    """(drafters, targets) that belong on this machine; `everything` ignores hosts.
+
+    A drafter that dies is started again. With the memory link all nodes are one process.
+    """
+    options = () if with_drafters else ("--no-drafter",)
+    if topology.link.transport == "memory":
+        command = node_command(ALL_NODES, topology_file, None, run_dir, *options)
+        return [], [Node(ALL_NODES, command)]
+    drafters = [
+        Node(drafter.name, node_command("drafter", topology_file, drafter.name, run_dir), restart=True)
+        for drafter in topology.drafters
+        if with_drafters and (everything or _is_here(topology, drafter.host))
+    ]
+    targets = [
+        Node(target.name, node_command("target", topology_file, target.name, run_dir, *options), restart=not everything)
+        for target in topology.targets
+        if everything or _is_here(topology, target.host)
+    ]
+    if not drafters and not targets:
+        raise UserError(f"{topology_file}: none of its hosts has an address of this machine")
+    return drafters, targets
+
+
+def _is_here(topology: Topology, host: str | None) -> bool:
+    """Whether one of this machine's addresses is the host's."""
+    if host is None:
+        return True
+    address = topology.hosts[host].address
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(where)
+            except OSError:
+                continue
+            return True
+    return False

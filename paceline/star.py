@@ -1,0 +1,138 @@
+"""A whole topology on this machine for the length of a block: start, use over HTTP, stop, count.
+
+`paceline run`, the benchmarks and the tests of real processes all stand on this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from paceline.client import Completion, complete
+from paceline.core.errors import PacelineError
+from paceline.deployment import nodes_here
+from paceline.topology.spec import Topology
+from paceline.topology.supervisor import Supervisor, first_of
+
+SETTLE_SECONDS = 3.0
+
+
+class Star:
+    """Running nodes. Made by `running_star`."""
+
+    def __init__(self, topology: Topology, supervisor: Supervisor, drafters: Sequence[str]) -> None:
+        self.topology = topology
+        self.supervisor = supervisor
+        self.drafters = list(drafters)
+        self.targets = [target.name for target in topology.targets]
+
+    async def complete(
+        self,
+        prompts: Sequence[str],
+        options: dict[str, Any],
+        progress: Callable[[int], None] = lambda tokens: None,
+        targets: Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """Sends all prompts at once, spread over the targets in turn; answers in the prompts' order."""
+        names = list(targets or self.targets)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+            calls = [
+                complete(client, self._address(name), name, prompt, options, progress)
+                for prompt, name in zip(prompts, itertools.cycle(names), strict=False)
+            ]
+            everything: asyncio.Future[list[Completion]] = asyncio.gather(*calls)
+            failed = asyncio.create_task(self.supervisor.failed.wait())
+            try:
+                await first_of(everything, failed)
+                if not everything.done():
+                    self.supervisor.check()
+                return await everything
+            finally:
+                failed.cancel()
+                everything.cancel()
+                with contextlib.suppress(asyncio.CancelledError, PacelineError):
+                    await everything
+
+    def _address(self, target: str) -> str:
+        return str(self.topology.target(target).api.listen)
+
+    async def settle(self) -> None:
+        """Waits until every node's status says that no session is live, for a few seconds at the most."""
+        asked = time.time()
+        deadline = asked + SETTLE_SECONDS
+        while time.time() < deadline:
+            states = [self.supervisor.status(name) for name in (*self.targets, *self.drafters)]
+            if all(state.get("time", 0.0) > asked and state.get("live_sessions") == 0 for state in states):
+                return
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Targets first, so that drafters see them leave."""
+        children = self.supervisor.children
+        await self.supervisor.stop([name for name in children if name not in self.drafters])
+        await self.supervisor.stop([name for name in children if name in self.drafters])
+
+    def report(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """What `run --json` prints."""
+        return {
+            "outputs": [completion.report() for completion in completions],
+            "targets": [self._target(name, completions) for name in self.targets],
+            "drafters": [self._drafter(name) for name in self.drafters],
+        }
+
+    def _target(self, name: str, completions: Sequence[Completion]) -> dict[str, Any]:
+        status = self.supervisor.status(name)
+        mine = [completion for completion in completions if completion.target == name and completion.arrivals]
+        seconds = max((c.arrivals[-1] for c in mine), default=0.0) - min((c.sent for c in mine), default=0.0)
+        tokens = sum(len(completion.token_ids) for completion in mine)
+        return {
+            "name": name,
+            "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+            "acceptance_length": status.get("acceptance_length"),
+            "rounds": status.get("rounds"),
+            "fallback_rounds": status.get("fallback_rounds"),
+            "live_sessions_at_end": status.get("live_sessions"),
+            "verify_ms": status.get("verify_ms"),
+        }
+
+    def _drafter(self, name: str) -> dict[str, Any]:
+        status = self.supervisor.status(name)
+        counted = ("utilization", "sessions_peak", "queue_ms", "draft_ms", "bytes_in", "bytes_out")
+        return {
+            "name": name,
+            "live_sessions_at_end": status.get("live_sessions"),
+            "restarts": self.supervisor.children[name].restarts if name in self.supervisor.children else 0,
+            **{key: status.get(key) for key in counted},
+        }
+
+
+@contextlib.asynccontextmanager
+async def running_star(
+    topology: Topology,
+    topology_file: Path,
+    run_dir: Path,
+    *,
+    with_drafters: bool = True,
+    late_drafters: bool = False,
+) -> AsyncIterator[Star]:
+    """Starts every node here and waits until all are ready. With `late_drafters` the caller starts those."""
+    drafters, targets = nodes_here(topology, topology_file, run_dir, with_drafters=with_drafters, everything=True)
+    names = [drafter.name for drafter in topology.drafters] if with_drafters else []
+    async with Supervisor(run_dir) as supervisor:
+        star = Star(topology, supervisor, names)
+        started = targets if late_drafters else [*drafters, *targets]
+        for node in started:
+            supervisor.start(node)
+        await supervisor.wait_ready([node.name for node in started])
+        try:
+            yield star
+        finally:
+            await star.stop()

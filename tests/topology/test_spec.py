@@ -1,0 +1,574 @@
+"""Topology files: what is read, what is refused, and where each message points."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import UserError
+from paceline.topology.overview import connections
+from paceline.topology.spec import (
+    Address,
+    SpecErrors,
+    Topology,
+    load_topology,
+    missing_models,
+    parse_topology,
+    require_models,
+    schema,
+)
+from paceline.topology.spec_values import read_address, read_seconds, read_size
+
+ROOT = Path(__file__).parents[2]
+
+STAR = """\
+version: 1
+name: star
+drafters:
+  - name: d
+    model: org/small
+targets:
+  - name: t
+    model: org/large
+    drafters: {names: [d]}
+"""
+
+
+def read(text: str, base: Path = Path("/nowhere")) -> Topology:
+    return parse_topology(dedent(text), "star.yaml", base)
+
+
+def problems(text: str, base: Path = Path("/nowhere")) -> list[str]:
+    with pytest.raises(SpecErrors) as caught:
+        read(text, base)
+    return str(caught.value).splitlines()
+
+
+def with_target(lines: str) -> str:
+    return STAR + "".join(f"    {line}\n" for line in lines.splitlines())
+
+
+def with_drafter(lines: str) -> str:
+    extra = "".join(f"    {line}\n" for line in lines.splitlines())
+    return STAR.replace("    model: org/small\n", "    model: org/small\n" + extra)
+
+
+def test_defaults_are_what_a_user_expects() -> None:
+    """What is left out gets a default; ports go by position."""
+    topology = read(STAR)
+    drafter, target = topology.drafter("d"), topology.target("t")
+    assert drafter.listen == Address("127.0.0.1", 7070)
+    assert target.api.listen == Address("127.0.0.1", 8001)
+    assert (target.lanes, target.draft_length, target.weight, target.verification) == (1, 4, 1.0, "coupled")
+    assert (drafter.kv_memory, target.kv_memory, target.deadline) == (None, None, None)
+    assert topology.drafters_of(target) == (drafter,)
+    assert topology.targets_of(drafter) == (target,)
+
+
+def test_ports_count_up_and_a_written_one_stays() -> None:
+    """The second drafter listens on 7071 and the third target on 8003, whatever the others say."""
+    text = """\
+        version: 1
+        name: many
+        drafters:
+          - {name: a, model: org/small, listen: 127.0.0.1:9000}
+          - {name: b, model: org/small}
+        targets:
+          - {name: x, model: org/large}
+          - {name: y, model: org/large, api: {listen: "127.0.0.1:9001"}}
+          - {name: z, model: org/large}
+        """
+    topology = read(text)
+    assert [str(d.listen) for d in topology.drafters] == ["127.0.0.1:9000", "127.0.0.1:7071"]
+    assert [str(t.api.listen) for t in topology.targets] == ["127.0.0.1:8001", "127.0.0.1:9001", "127.0.0.1:8003"]
+
+
+def test_values_with_units_are_read() -> None:
+    """Sizes become bytes, times become seconds."""
+    topology = read(with_target("kv_memory: 1.5GiB\ndeadline: 200ms\nlanes: 2\ndraft_length: 0"))
+    target = topology.target("t")
+    assert (target.kv_memory, target.deadline, target.lanes, target.draft_length) == (3 * 2**29, 0.2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2**31), ("512MiB", 2**29), ("1GB", 10**9), (4096, 4096), ("64 KiB", 2**16)]
+)
+def test_sizes(text: object, size: int) -> None:
+    """Binary and decimal units, and plain bytes."""
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["2 gigs", "-1GiB", "0", "GiB", "1e9", True, 1.5, None, "9" * 15 + "TiB"])
+def test_no_sizes(text: object) -> None:
+    """Anything else is refused with an example."""
+    with pytest.raises(ValueError, match="must be a size such as 2GiB or 512MiB"):
+        read_size(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(2, 2.0), (0.25, 0.25), ("200ms", 0.2), ("2s", 2.0), ("1min", 60.0)])
+def test_seconds(text: object, seconds: float) -> None:
+    """Plain numbers are seconds; a unit may be written."""
+    assert read_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", [0, -1, "200", "fast", True, None, float("nan"), float("inf"), 4000])
+def test_no_seconds(text: object) -> None:
+    """Zero, negative, endless and unitless text are refused."""
+    with pytest.raises(ValueError, match="must be seconds"):
+        read_seconds(text)
+
+
+def test_addresses() -> None:
+    """Hosts, IPv4 and bracketed IPv6; loopback is known in all its forms."""
+    assert str(read_address("[::1]:7070")) == "[::1]:7070"
+    assert read_address("orin.local:7070") == Address("orin.local", 7070)
+    assert [read_address(a).is_loopback for a in ("localhost:1", "127.9.9.9:1", "[::1]:1", "0.0.0.0:1", "lan:1")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["7070", 7070, ":7070", "host", "host:0", "host:70700", "1.2.3:1", "::1:7070", None, "a b:1"]
+)
+def test_no_addresses(text: object) -> None:
+    """Anything that is not host:port is refused."""
+    with pytest.raises(ValueError, match=r"must (be host:port|have a port)"):
+        read_address(text)
+
+
+ONE_ERROR = [
+    (with_target("lanes: 12"), "star.yaml:10:12: targets[0].lanes: must be 1..8 or auto, not 12"),
+    (with_target("lanes: two"), "star.yaml:10:12: targets[0].lanes: must be 1..8 or auto, not 'two'"),
+    (with_target("draft_length: 17"), "star.yaml:10:19: targets[0].draft_length: must be 0..16 or auto, not 17"),
+    (with_target("draft_length: true"), "star.yaml:10:19: targets[0].draft_length: must be 0..16 or auto, not true"),
+    (with_target("max_context: 0"), "star.yaml:10:18: targets[0].max_context: must be 1..16777216, not 0"),
+    (with_target('max_sessions: "8"'), "star.yaml:10:19: targets[0].max_sessions: must be 1..65536, not '8'"),
+    (with_target("weight: 0"), "star.yaml:10:13: targets[0].weight: must be a number from 0.001 to 1000, not 0"),
+    (with_target("kv_memory: big"), "star.yaml:10:16: targets[0].kv_memory: must be a size such as 2GiB or 512MiB"),
+    (with_target("device: gpu"), "star.yaml:10:13: targets[0].device: must be cpu, cuda or cuda:0, not 'gpu'"),
+    (
+        with_target("dtype: bf16"),
+        "star.yaml:10:12: targets[0].dtype: must be float64, float32, bfloat16 or float16, not 'bf16'",
+    ),
+    (with_target("api: 8001"), "star.yaml:10:10: targets[0].api: must be a mapping, not 8001"),
+    (with_target("api: {listen: 8001}"), "star.yaml:10:19: targets[0].api.listen: must be host:port"),
+    (with_target("lane: 2"), "star.yaml:10:5: targets[0].lane: is not a key here; did you mean lanes?"),
+    (with_target("zzz: 2"), "star.yaml:10:5: targets[0].zzz: is not a key here; allowed are name, host, model"),
+    (with_target("host: moon"), "star.yaml:10:11: targets[0].host: there is no host moon in hosts"),
+    (with_target("name: u"), "star.yaml:10:5: targets[0].name: is given twice; the first is in line 7"),
+    (with_target("profile: {}"), "star.yaml:10:5: targets[0].profile: is only for engine: emulated"),
+    (with_drafter("listen: 0.0.0.0:7070"), "star.yaml:6:13: drafters[0].listen: 0.0.0.0:7070 is reachable from other"),
+    (
+        with_drafter("listen: 127.0.0.1:8001"),
+        "star.yaml:7:5: targets[0].api.listen: 127.0.0.1:8001 is already taken",
+    ),
+    (
+        with_drafter("strategy: eagle"),
+        "star.yaml:6:15: drafters[0].strategy: must be draft_model or ngram, not",
+    ),
+    (with_drafter("strategy: ngram"), "star.yaml:5:5: drafters[0].model: the ngram strategy drafts from the text"),
+    (with_drafter("runtime: emulated"), "star.yaml:10:24: targets[0].drafters.names[0]: d and t must both be emulated"),
+    (STAR.replace("    model: org/small\n", ""), "star.yaml:4:5: drafters[0].model: is required with strategy: draft"),
+    (STAR.replace("    model: org/large\n", ""), "star.yaml:7:5: targets[0].model: is required"),
+    (
+        STAR.replace("[d]", "[dd]"),
+        "star.yaml:9:24: targets[0].drafters.names[0]: there is no drafter dd; did you",
+    ),
+    (STAR.replace("[d]", "[d, d]"), "star.yaml:9:27: targets[0].drafters.names[1]: d is given twice"),
+    (STAR.replace("[d]", "d"), "star.yaml:9:23: targets[0].drafters.names: must be a list, not 'd'"),
+    (STAR.replace("- name: t", "- name: d"), "star.yaml:7:11: targets[0].name: d is already the name of drafters[0]"),
+    (STAR.replace("- name: t", "- name: a b"), "star.yaml:7:11: targets[0].name: must be a name of letters, digits"),
+    (STAR.replace("version: 1", "version: 2"), "star.yaml:1:10: version: must be 1..1, not 2"),
+    (STAR.replace("version: 1\n", ""), "star.yaml:1:1: version: is required"),
+    (STAR.replace("name: star", "name:"), "star.yaml:2:6: name: must be a name of letters, digits, dots and dashes"),
+    (STAR + "nodes: []\n", "star.yaml:10:1: nodes: is not a key here; allowed are version"),
+    (STAR + "security: {key_file: no.key}\n", "star.yaml:10:22: security.key_file: /nowhere/no.key does not exist"),
+    (STAR + "link: {transport: udp}\n", "star.yaml:10:19: link.transport: must be tcp, mqtt or memory, not 'udp'"),
+    (STAR + "link: {broker: mqtt://b:1}\n", "star.yaml:10:8: link.broker: is only for transport: mqtt, not tcp"),
+    (STAR + "hosts: {a b: {address: x}}\n", "star.yaml:10:9: hosts.a b: must be a name of letters"),
+    (
+        STAR + "hosts: {a: {adress: x, address: y}}\n",
+        "star.yaml:10:13: hosts.a.adress: is not a key here; did you",
+    ),
+    ("version: 1\nname: x\ntargets: []\n", "star.yaml:3:10: targets: at least one target is needed"),
+    ("[1, 2]\n", "star.yaml:1:1: must be a mapping, not a list"),
+    ("", "star.yaml:1:1: the file is empty"),
+    ("version: [1\n", "star.yaml:2:1: is not YAML: expected ',' or ']'"),
+    ("a: 1\n b: 2\n", "star.yaml:2:3: is not YAML: mapping values are not allowed here"),
+    ("a: \x07\n", "star.yaml:1:4: the character '\\x07' is not allowed in YAML"),
+    ("a: !!python/object:os.system x\n", "star.yaml:1:4: a: the tag !!python/object:os.system is not allowed"),
+    ("a: &a [*a]\n", "star.yaml:1:1: is nested too deeply"),
+    ("--- 1\n--- 2\n", "star.yaml:2:1: is not YAML: but found another document"),
+    ("? [1]\n: 2\n", "star.yaml:1:3: a key must be text"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), ONE_ERROR, ids=[line.split(": ", 1)[1][:50] for _, line in ONE_ERROR])
+def test_each_error_names_line_column_path_and_remedy(text: str, line: str) -> None:
+    """One mistake, one line, at the right place."""
+    lines = problems(text)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(line), lines[0]
+
+
+UNSUPPORTED = [
+    (with_target("lanes: auto"), "targets[0].lanes: auto is not available in this version; use a number from 1 to 8"),
+    (with_target("draft_length: auto"), "targets[0].draft_length: auto is not available in this version; use a number"),
+    (
+        with_target("verification: rejection"),
+        "targets[0].verification: rejection is not available in this version",
+    ),
+    (with_target("engine: vllm"), "targets[0].engine: vllm is not available in this version; use torch"),
+    (with_target("draft_ahead: true"), "targets[0].draft_ahead: is not available in this version; remove it"),
+    (with_target("verify_budget: 64"), "targets[0].verify_budget: is not available in this version; remove it"),
+    (with_drafter("runtime: tensorrt"), "drafters[0].runtime: tensorrt is not available in this version; use torch"),
+    (with_drafter("runtime: onnxruntime"), "drafters[0].runtime: onnxruntime is not available in this version"),
+    (
+        STAR + "link: {transport: mqtt, broker: mqtt://b:1883}\n",
+        "link.transport: mqtt is not available in this",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), UNSUPPORTED)
+def test_what_this_version_cannot_do_is_refused_not_ignored(text: str, message: str) -> None:
+    """The format knows more than this version does."""
+    lines = problems(text)
+    assert len(lines) == 1, lines
+    assert lines[0].split(": ", 1)[1].startswith(message)
+
+
+def test_all_errors_come_at_once_in_the_order_of_lines() -> None:
+    """Wrong values hide neither references nor addresses nor unsupported features elsewhere."""
+    text = """\
+        version: 1
+        name: star
+        drafters:
+          - name: d
+            model: org/small
+            thread: 2
+        targets:
+          - name: t
+            model: org/large
+            lanes: 12
+            engine: vllm
+            drafters: {names: [d, e]}
+          - name: d
+            dtype: float33
+            api: {listen: "0.0.0.0:8001"}
+        """
+    lines = problems(text)
+    places = [tuple(map(int, line.split(":")[1:3])) for line in lines]
+    assert places == sorted(places)
+    assert [line.split(": ")[1] for line in lines] == [
+        "drafters[0].thread",
+        "targets[0].lanes",
+        "targets[0].engine",
+        "targets[0].drafters.names[1]",
+        "targets[1].model",
+        "targets[1].name",
+        "targets[1].dtype",
+        "targets[1].api.listen",
+        "targets[1].api.listen",
+    ]
+
+
+def test_the_documented_example_is_understood() -> None:
+    """The contract's own example has only what this version lacks against it."""
+    text = """\
+        version: 1
+        name: orin-star
+        security: {encrypt: true}
+        link: {transport: tcp}
+        hosts:
+          orin: {address: 192.168.1.20, user: nvidia}
+        drafters:
+          - name: orin-1
+            host: orin
+            model: bundles/qwen3-0.6b
+            strategy: draft_model
+            runtime: tensorrt
+            device: cuda:0
+            listen: 0.0.0.0:7070
+            max_sessions: 16
+            max_context: 2048
+            kv_memory: 2GiB
+            max_batch: 8
+            threads: 4
+        targets:
+          - name: chat-a
+            model: Qwen/Qwen3-8B
+            engine: torch
+            device: cuda:0
+            dtype: bfloat16
+            drafters: {names: [orin-1], policy: failover}
+            lanes: 2
+            draft_length: auto
+            verification: coupled
+            max_sessions: 32
+            max_context: 4096
+            kv_memory: 8GiB
+            prefill_chunk: 256
+            weight: 1
+            api: {listen: 127.0.0.1:8001}
+        """
+    assert [line.split(": ")[1] for line in problems(text)] == [
+        "drafters[0].runtime",
+        "drafters[0].listen",
+        "targets[0].draft_length",
+    ]
+
+
+def test_targets_on_another_machine_need_an_address_they_can_reach(tmp_path: Path) -> None:
+    """A drafter on loopback serves its own machine only."""
+    key = tmp_path / "deployment.key"
+    key.write_text("secret")
+    key.chmod(0o600)
+    text = with_drafter("host: orin") + "hosts: {orin: {address: 10.0.0.9}}\n"
+    assert problems(text, tmp_path) == [
+        "star.yaml:4:5: drafters[0].listen: target t runs on this machine and cannot reach 127.0.0.1:7070; "
+        "listen on 0.0.0.0:7070"
+    ]
+    text = text.replace("host: orin", "host: orin\n    listen: 0.0.0.0:7070") + "security: {key_file: deployment.key}\n"
+    topology = read(text, tmp_path)
+    assert topology.connect_address(topology.drafters[0], topology.targets[0]) == Address("10.0.0.9", 7070)
+    assert topology.security.key_file == key
+
+
+def test_an_address_for_all_is_reached_over_loopback_on_one_machine(tmp_path: Path) -> None:
+    """0.0.0.0 is no address to connect to."""
+    key = tmp_path / "k"
+    key.write_text("secret")
+    key.chmod(0o600)
+    topology = read(with_drafter("listen: 0.0.0.0:7070") + "security: {key_file: k}\n", tmp_path)
+    assert topology.connect_address(topology.drafters[0], topology.targets[0]) == Address("127.0.0.1", 7070)
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """The message says how to mend it."""
+    key = tmp_path / "k"
+    key.write_text("secret")
+    key.chmod(0o640)
+    (line,) = problems(STAR + "security: {key_file: k}\n", tmp_path)
+    assert line.endswith(f"{key} can be read by other users (mode 640); run: chmod 600 {key}")
+    key.chmod(0o600)
+    assert read(STAR + "security: {key_file: k}\n", tmp_path).security.key_file == key
+
+
+def test_an_api_beyond_loopback_needs_its_own_key() -> None:
+    """The deployment key authenticates drafters, not users."""
+    (line,) = problems(with_target('api: {listen: "0.0.0.0:8001"}'))
+    assert line.startswith("star.yaml:10:19: targets[0].api.listen: 0.0.0.0:8001 is reachable from other machines")
+
+
+def test_models_are_paths_when_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are relative to the file, `~` and variables are replaced, everything else is a hub id."""
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    monkeypatch.setenv("STORE", str(tmp_path / "models"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written in ("models/tiny", "./models/tiny", "~/models/tiny", "${STORE}/tiny", "x/../models/tiny"):
+        topology = read(STAR.replace("org/large", written), tmp_path)
+        assert topology.targets[0].model == str(tmp_path / "models" / "tiny")
+    assert read(STAR, tmp_path).targets[0].model == "org/large"
+    (line,) = problems(STAR.replace("org/large", "${UNSET_FOR_SURE}/x"), tmp_path)
+    assert "environment variable UNSET_FOR_SURE is not set" in line
+
+
+def test_a_missing_local_model_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only models of this machine are looked for."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("PACELINE_CACHE", raising=False)
+    topology = read(STAR.replace("org/large", "${PACELINE_CACHE}/models/m"), tmp_path)
+    (finding,) = missing_models(topology)
+    assert finding.message == f"{tmp_path}/.cache/paceline/models/m does not exist; run scripts/fetch_models"
+    with pytest.raises(UserError, match=r"star\.yaml: targets\[0\]\.model: .* run scripts/fetch_models"):
+        require_models(topology, "star.yaml")
+
+
+def test_emulated_nodes_take_a_profile_in_place_or_from_a_file(tmp_path: Path) -> None:
+    """A profile file is read at once, and its mistakes are reported in it."""
+    text = """\
+        version: 1
+        name: toy
+        drafters:
+          - {name: d, model: toy, runtime: emulated, profile: {step_ms: 2, agreement: 0.7}}
+        targets:
+          - {name: t, model: toy, engine: emulated, profile: slow.yaml, drafters: {names: [d]}}
+        """
+    profile = tmp_path / "slow.yaml"
+    profile.write_text("verify_ms: 40\n")
+    topology = read(text, tmp_path)
+    assert topology.targets[0].profile is not None
+    assert topology.drafters[0].profile is not None
+    assert (topology.targets[0].profile.verify_ms, topology.drafters[0].profile.agreement) == (40.0, 0.7)
+    profile.write_text("verify_ms: 40\nagreement: 2\n")
+    assert problems(text, tmp_path) == [f"{profile}:2:12: agreement: must be a number from 0 to 1, not 2"]
+    profile.write_text("seed: 7\n")
+    (line,) = problems(text, tmp_path)
+    assert line.endswith("the profiles of d and t must have the same vocabulary_size and seed")
+    profile.unlink()
+    (line,) = problems(text, tmp_path)
+    assert line == f"star.yaml:6:54: targets[0].profile: {profile}: there is no such file"
+
+
+def test_anchors_and_merge_keys_save_writing() -> None:
+    """Targets that differ in little can share the rest; errors point to where the value stands."""
+    text = """\
+        version: 1
+        name: star
+        targets:
+          - &base
+            name: a
+            model: org/large
+            threads: 1
+          - <<: *base
+            name: b
+        """
+    topology = read(text)
+    assert [(t.name, t.model, t.threads) for t in topology.targets] == [("a", "org/large", 1), ("b", "org/large", 1)]
+    lines = problems(text.replace("threads: 1", "threads: 0"))
+    assert [line[:15] for line in lines] == ["star.yaml:7:14:", "star.yaml:7:14:"]
+
+
+def test_a_small_file_cannot_unfold_to_a_huge_one() -> None:
+    """Anchors of anchors are counted."""
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 8) + "]" for i in range(1, 9)]
+    (line,) = problems("\n".join(levels))
+    assert line.endswith("unfolds to too many values; use fewer anchors")
+
+
+def test_plain_words_stay_what_they_look_like() -> None:
+    """No dates, no sexagesimal numbers: a name may be 2024-01-01, and 10:30 is no number."""
+    assert read(STAR.replace("name: star", "name: 2024-01-01")).name == "2024-01-01"
+    (line,) = problems(with_drafter("listen: 10:30"))
+    assert "'10' is not an IP address" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"#" * 2**21, "is larger than 1 MiB"),
+    ],
+)
+def test_files_that_cannot_be_read_give_one_sentence(tmp_path: Path, content: bytes | None, message: str) -> None:
+    """Missing, binary and huge files."""
+    file = tmp_path / "x.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_topology(file)
+
+
+def test_a_folder_is_no_topology(tmp_path: Path) -> None:
+    """One sentence as well."""
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        load_topology(tmp_path)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_valid(example: Path) -> None:
+    """Each works as it stands."""
+    topology = load_topology(example)
+    assert connections(topology)
+
+
+def test_the_star_example_is_one_drafter_and_three_targets() -> None:
+    """What the demo shows."""
+    rows = connections(load_topology(ROOT / "examples" / "star.yaml"))
+    assert [(row.target, row.drafter, row.over) for row in rows] == [
+        (name, "drafter", "tcp 127.0.0.1:7070") for name in ("chat-a", "chat-b", "chat-c")
+    ]
+
+
+def test_the_schema_describes_every_key() -> None:
+    """Editors show a description for each, and defaults that need not be written are not required."""
+    document = json.loads(json.dumps(schema()))
+    for name, model in {**document["$defs"], "Topology": document}.items():
+        for key, value in model["properties"].items():
+            assert value.get("description"), f"{name}.{key}"
+    assert document["$defs"]["TargetSpec"]["required"] == ["name", "model"]
+    assert document["$defs"]["DrafterSpec"]["required"] == ["name"]
+    assert document["additionalProperties"] is False
+
+
+def never_a_traceback(text: str) -> None:
+    try:
+        parse_topology(text, "x.yaml", Path("/nowhere"))
+    except UserError as error:
+        assert all(line.startswith("x.yaml:") for line in str(error).splitlines() if line)
+
+
+KEYS = ["version", "name", "targets", "drafters", "hosts", "security", "link", "model", "api", "listen", "names", "<<"]
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 70000),
+    st.floats(),
+    st.sampled_from([*KEYS, "auto", "d", "127.0.0.1:7070"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(max_size=200))
+def test_no_text_leads_to_a_traceback(text: str) -> None:
+    """Whatever the file holds, the answer is a topology or sentences."""
+    never_a_traceback(text)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.sampled_from(list("[]{}:-,&*!|>%@#?\n \"'ab01") + ["- ", ": ", "<<: ", "*a", "&a ", "!!int ", "\n  "]))
+)
+def test_no_punctuation_leads_to_a_traceback(parts: list[str]) -> None:
+    """YAML's own characters in every order."""
+    never_a_traceback("".join(parts))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=7))
+def test_no_structure_leads_to_a_traceback(data: dict[str, object]) -> None:
+    """Right keys with values of every wrong shape."""
+    never_a_traceback(json.dumps(data))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_edit_of_a_valid_file_leads_to_a_traceback(data: st.DataObject) -> None:
+    """A valid file with one piece replaced."""
+    text = with_target("lanes: 2\napi: {listen: 127.0.0.1:8001}\nprofile: {step_ms: 1}")
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 12)))
+    never_a_traceback(text[:start] + data.draw(st.text(max_size=6)) + text[end:])
+
+
+@pytest.mark.parametrize("depth", [200, 5000])
+def test_deep_nesting_is_an_error_not_a_crash(depth: int) -> None:
+    """Python's own recursion limit must not show."""
+    never_a_traceback("[" * depth)
+    never_a_traceback("a: " + "[" * depth + "]" * depth)
+
+
+def test_key_files_of_other_machines_are_not_looked_for(tmp_path: Path) -> None:
+    """An api key lies where its target runs."""
+    text = STAR.replace("[d]", "[]") + "    host: far\n    api: {listen: '0.0.0.0:8001', key_file: api.key}\n"
+    topology = read(text + "hosts: {far: {address: far.lan}}\n", tmp_path)
+    assert topology.targets[0].api.key_file == tmp_path / "api.key"
+    assert not os.path.exists(topology.targets[0].api.key_file)
