@@ -309,13 +309,15 @@ class Engine:
     def _send_drafts(self, lane: Lane | None, joined: Sequence[tuple[Lane, Session]]) -> None:
         """The lane's next Draft leaves now; a session that joined another lane asks for its first one."""
         now = self._clock.now()
-        for other, session in joined:
-            if other is not lane:
-                self.drafting.request(other, [session], now)
+        alone = [(other, session) for other, session in joined if other is not lane]
         if lane is not None:
             lane.chunk_spent = False
-            self._lanes.rebalance(lane)
+            moved = self._lanes.rebalance(lane)
+            if moved is not None:
+                alone.append(moved)
             self.drafting.request(lane, lane.sessions, now)
+        for other, session in alone:
+            self.drafting.request(other, [session], now)
 
     def _end(self, sessions: Sequence[Session]) -> None:
         """Frees the sessions at both ends."""

@@ -86,8 +86,10 @@ class Lanes:
                 lane.sessions.remove(session)
                 return
 
-    def rebalance(self, lane: Lane) -> None:
+    def rebalance(self, lane: Lane) -> tuple[Lane, Session] | None:
         """After a round: out of balance by more than one, one session that ended its round moves over."""
         smallest = min(self.lanes, key=lambda other: len(other.sessions))
-        if len(lane.sessions) - len(smallest.sessions) > 1:
-            smallest.sessions.append(lane.sessions.pop())
+        if len(lane.sessions) - len(smallest.sessions) <= 1:
+            return None
+        smallest.sessions.append(lane.sessions.pop())
+        return smallest, smallest.sessions[-1]

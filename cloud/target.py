@@ -28,7 +28,7 @@ from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
 from paceline.topology.process import StatusFile, on_thread
-from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
+from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
 from paceline.topology.wire import Drafted, Hello, Message, Welcome
 
 log = logging.getLogger(__name__)
@@ -150,16 +150,16 @@ def _run_engine(engine: Engine, loop: asyncio.AbstractEventLoop, stop: anyio.Eve
 def load_target(spec: TargetSpec) -> tuple[PackedModel, Vocabulary]:
     """The target's model and its tokenizer."""
     if spec.engine == "emulated":
-        profile = spec.profile
-        size = profile.vocabulary_size if profile else 1000
-        language = ToyLanguage(size, seed=profile.seed if profile else 0)
-        pace = Pace(forward_ms=profile.verify_ms if profile else 0.0)
+        profile = spec.profile or Profile()
+        language = ToyLanguage(profile.vocabulary_size, profile.seed)
+        pace = Pace(forward_ms=profile.verify_ms)
         slots = spec.max_sessions * spec.max_context
-        return ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace), toy_vocabulary(size)
+        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
+        return model, toy_vocabulary(profile.vocabulary_size)
     from paceline.core.lm.loading import load
 
     vocabulary = Vocabulary.load(Path(spec.tokenizer or spec.model))
-    model = load(
+    return load(
         spec.model,
         device=spec.device,
         dtype=spec.dtype,
@@ -167,5 +167,4 @@ def load_target(spec: TargetSpec) -> tuple[PackedModel, Vocabulary]:
         kv_memory=spec.kv_memory,
         kv_slots=None if spec.kv_memory else spec.max_sessions * spec.max_context,
         max_context=spec.max_context,
-    )
-    return model, vocabulary
+    ), vocabulary

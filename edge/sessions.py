@@ -117,8 +117,6 @@ class Session:
             tokens = tokens[held - base :]
         if not tokens:
             return
-        if self.spare is not None:
-            self._use_spare(held, tokens)
         common = 0
         for proposed, token in zip(self.tail, tokens, strict=False):
             if proposed != token:
@@ -130,6 +128,8 @@ class Session:
         else:
             self.computed = min(self.computed, held + common)
             self.tail.clear()
+        if self.spare is not None:
+            self._use_spare(held, tokens)
 
     def _rewrite(self, base: int, tokens: array[int]) -> None:
         known = self.committed[base:]
@@ -144,7 +144,7 @@ class Session:
 
     def _use_spare(self, held: int, tokens: array[int]) -> None:
         spare, self.spare = self.spare, None
-        if spare is None or self.computed != held or self.tail:
+        if spare is None or self.computed != held:
             return
         common = common_prefix(spare, tokens)
         self.computed += common

@@ -25,6 +25,7 @@ HANDSHAKE_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 MISSED_BEATS = 3
 REFUSED_RETRY_SECONDS = 5.0
+PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout"})  # tried again as after a lost link
 
 
 class DrafterConnection:
@@ -80,7 +81,8 @@ class DrafterConnection:
                 await self._link_once()
             except HandshakeRefused as refusal:
                 self._log_once(f"{refusal.code}: {refusal}")
-                pause = self._refused_retry * random.uniform(0.8, 1.0)
+                passing = refusal.code in PASSING_REFUSALS
+                pause = self._backoff.pause() if passing else self._refused_retry * random.uniform(0.8, 1.0)
             except LinkClosed as loss:
                 self._log_once(str(loss))
                 pause = self._backoff.pause()
@@ -120,8 +122,6 @@ class DrafterConnection:
             raise LinkClosed(f"{self._address} did not finish the handshake within {self._handshake_limit:g} s")
 
     def _up(self, peer: Peer) -> None:
-        self._backoff.reset()
-        self._logged = None
         self.peer = peer
         log.info(
             "link to drafter %s is up",
@@ -136,8 +136,11 @@ class DrafterConnection:
             if silence >= self._silence_limit:
                 raise LinkClosed(f"{self._address} was silent for {silence:.1f} s")
             link.ping(self._live_sessions())
-            with anyio.move_on_after(self._beat):
+            with anyio.move_on_after(self._beat) as beat:
                 await link.ended.wait()
+            if beat.cancelled_caught:  # it lived for a beat: only now does a new loss count as the first
+                self._backoff.reset()
+                self._logged = None
         raise link.end
 
     def _log_once(self, reason: str) -> None:

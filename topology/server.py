@@ -71,7 +71,9 @@ class DrafterServer:
                 await anyio.sleep(min(self._handshake_limit, self._silence_limit) / 10)
                 self._drop_silent()
         finally:
-            for link in [*self._strangers, *self._links.values()]:
+            for link in list(self._strangers):
+                link.end("this drafter stops", Goodbye("leaving"))
+            for link in list(self._links.values()):
                 link.end("this drafter stops", Goodbye("leaving", f"drafter {self.identity.name!r} stops"))
             with anyio.CancelScope(shield=True):
                 await listener.close()

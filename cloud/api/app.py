@@ -34,8 +34,7 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
             message = f"model {call.model!r} is not served here, {model_name!r} is"
             raise ApiError(404, message, param="model", code="model_not_found")
         completion = await service.start(call)
-        tokens = service.vocabulary.token_bytes
-        renderer = Renderer(call, completion.id, model_name, int(time.time()), completion.prompt, tokens)
+        renderer = Renderer(call, completion.id, model_name, int(time.time()), completion.prompt, service.vocabulary)
         return CompletionResponse(completion, renderer, call.stream)
 
     @app.get("/v1/models")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.cloud.api.schema import CompletionRequest
+from paceline.cloud.api.service import Tokens
 from paceline.cloud.requests import Delta, LogProb
 
 LOWEST_LOG_PROB = -9999.0  # JSON has no infinity
@@ -18,9 +19,10 @@ encode = msgspec.json.encode
 class Choice:
     """One choice's output so far: what a response needs beyond the deltas themselves."""
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, vocabulary: Tokens) -> None:
         self.tokens = 0
-        self._token_bytes = token_bytes
+        self._token_bytes = vocabulary.token_bytes
+        self._special = vocabulary.special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -29,7 +31,8 @@ class Choice:
         offsets, top = [], []
         for entry in log_probs:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._bytes(entry.token)))
+            if entry.token not in self._special:  # special tokens have a name and show no text
+                self._offset += len(self._decoder.decode(self._bytes(entry.token)))
             likeliest = {self._name(token): max(value, LOWEST_LOG_PROB) for token, value in entry.top}
             likeliest.setdefault(self._name(entry.token), max(entry.value, LOWEST_LOG_PROB))
             top.append(likeliest)
@@ -56,9 +59,9 @@ class Renderer:
     """Writes the response of one call, streamed or whole."""
 
     def __init__(
-        self, call: CompletionRequest, id: str, model: str, created: int, prompt: Sequence[int], tokens: Sequence[bytes]
+        self, call: CompletionRequest, id: str, model: str, created: int, prompt: Sequence[int], vocabulary: Tokens
     ) -> None:
-        self.choices = [Choice(tokens) for _ in range(call.n)]
+        self.choices = [Choice(vocabulary) for _ in range(call.n)]
         self._call = call
         self._prompt = prompt
         self._started: set[int] = set()

@@ -32,7 +32,7 @@ class CompletionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    prompt: str | list[TokenId]
+    prompt: str | list[int]
     model: str | None = None
     user: str | None = None  # the caller's own label; nothing depends on it
     n: int = Field(1, ge=1, le=128)
@@ -69,7 +69,9 @@ class CompletionRequest(BaseModel):
         if value and isinstance(value[0], (str, list)):
             if len(value) > 1:
                 raise ValueError("must be a single prompt: send one request for each")
-            return value[0]
+            value = value[0]
+        if not isinstance(value, str) and not all(type(id) is int and 0 <= id < 2**32 for id in value):
+            raise ValueError("must be a string or a list of token ids")
         return value
 
     @field_validator("stop", mode="before")
@@ -88,7 +90,7 @@ class CompletionRequest(BaseModel):
     @classmethod
     def _ids_as_keys(cls, value: Any) -> Any:
         for key in value if isinstance(value, dict) else ():
-            if not (isinstance(key, str) and key.isascii() and key.isdigit()):
+            if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
                 raise ValueError(f"must have token ids as keys, not {key!r}")
         return value
 
@@ -119,7 +121,7 @@ def parse(body: bytes) -> CompletionRequest:
     """The request in an HTTP body. Raises ApiError (400) naming what is wrong."""
     try:
         values = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
     if not isinstance(values, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
@@ -135,8 +137,7 @@ def parse(body: bytes) -> CompletionRequest:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    path = [str(part) for part in error["loc"] if part not in ("str", "list[constrained-int]")]
-    name = ".".join(path)
+    name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{name} is not supported"
     if error["type"] == "missing":

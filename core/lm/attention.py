@@ -26,10 +26,10 @@ HARMLESS = {"position_ids", "use_cache", "cache", "past_key_values", "cache_posi
 
 
 class Run(NamedTuple):
-    """Segments that one call covers: `count` × `tokens` consecutive rows, spans `stride` slots apart."""
+    """Segments that one call covers: `sessions` × `tokens` consecutive rows, spans `stride` slots apart."""
 
     row: int
-    count: int
+    sessions: int
     tokens: int
     first: int
     stride: int
@@ -80,11 +80,11 @@ class Packing:
         return self._tables
 
     def mask(self, run: Run, low: int, window: int | None, groups: int) -> torch.Tensor | None:
-        """Additive bias [count, 1, T·groups, end - low] that hides later (and, with a window, too old) keys.
+        """Additive bias [sessions, 1, T·groups, end - low] that hides later (and, with a window, too old) keys.
 
         None when every query sees every key.
         """
-        key = (run.row, run.count, window)
+        key = (run.row, run.sessions, window)
         if key not in self._masks:
             self._masks[key] = self._build_mask(run, low, window, groups)
         return self._masks[key]
@@ -93,7 +93,7 @@ class Packing:
         windowed = window is not None and run.end - low > window
         if run.tokens == 1 and not run.uneven and not windowed:
             return None
-        queries = self.positions[run.row : run.row + run.count * run.tokens].view(run.count, 1, run.tokens, 1)
+        queries = self.positions[run.row : run.row + run.sessions * run.tokens].view(run.sessions, 1, run.tokens, 1)
         keys = self.arena.indices[low : run.end]
         hidden = keys > queries
         if window is not None and windowed:
@@ -120,16 +120,16 @@ def _runs(singles: Sequence[Run], slots: int) -> Iterator[Run]:
         stride = run.stride or single.first - run.first
         longest = max(run.start, single.start)
         # Slots read beyond the sessions' ends, if all are read to the longest one's.
-        more = waste + (longest - run.start) * run.count + longest - single.start
+        more = waste + (longest - run.start) * run.sessions + longest - single.start
         if (
             run.tokens == single.tokens < CHUNK
-            and single.first == run.first + run.count * stride
+            and single.first == run.first + run.sessions * stride
             and single.first + longest + run.tokens <= slots
-            and more <= SPARE * run.count
+            and more <= SPARE * run.sessions
         ):
             uneven = run.uneven or single.start != run.start
             low = min(run.lowest, single.start)
-            run, waste = Run(run.row, run.count + 1, run.tokens, run.first, stride, low, longest, uneven), more
+            run, waste = Run(run.row, run.sessions + 1, run.tokens, run.first, stride, low, longest, uneven), more
         else:
             yield run
             run, waste = single, 0
@@ -164,13 +164,13 @@ def attend(
     outputs = []
     for run in packing.singles if explicit else packing.runs:
         low = 0 if window is None else max(0, run.lowest + 1 - window)
-        shape, offset = (run.count, kv_heads, run.end - low, dim), (layer * arena.slots + run.first + low) * slot
+        shape, offset = (run.sessions, kv_heads, run.end - low, dim), (layer * arena.slots + run.first + low) * slot
         strides = (run.stride * slot, dim, slot, 1)
         key = arena.kv.as_strided(shape, strides, offset)
         value = arena.kv.as_strided(shape, strides, offset + kv_heads * dim)
-        rows = run.count * run.tokens
+        rows = run.sessions * run.tokens
         q = query.as_strided(
-            (run.count, kv_heads, run.tokens, groups, dim),
+            (run.sessions, kv_heads, run.tokens, groups, dim),
             (run.tokens * step, groups * dim, step, dim, 1),
             query.storage_offset() + run.row * step,
         )
@@ -186,13 +186,13 @@ def attend(
             outputs.append(out.view(rows, heads * dim))
             continue
         # The query heads of a KV head become rows of one product: each key is read once, not once a head.
-        q = q.reshape(run.count, kv_heads, run.tokens * groups, dim)
+        q = q.reshape(run.sessions, kv_heads, run.tokens * groups, dim)
         mask = packing.mask(run, low, window, groups)
         if explicit:
             out = _explicit(q[0], key[0], value[0], mask, scaling, softcap, sinks, run.tokens)
         else:
             out = F.scaled_dot_product_attention(q, key, value, mask, scale=scaling)
-        out = out.view(run.count, kv_heads, run.tokens, groups, dim).transpose(1, 2)
+        out = out.view(run.sessions, kv_heads, run.tokens, groups, dim).transpose(1, 2)
         outputs.append(out.reshape(rows, heads * dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -207,7 +207,10 @@ def _explicit(
     sinks: torch.Tensor | None,
     tokens: int,
 ) -> torch.Tensor:
-    """Attention by its formula, for what fused kernels lack; query [kv_heads, T·groups, dim], key [kv_heads, L, dim]."""
+    """Attention by its formula, for what fused kernels lack.
+
+    query [kv_heads, T·groups, dim], key and value [kv_heads, L, dim] → [kv_heads, T·groups, dim].
+    """
     scores = torch.bmm(query, key.transpose(1, 2)) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
@@ -241,7 +244,8 @@ def packed_attention(
     may carry a meaning this function does not know: ignoring one gives wrong logits, not an error.
     """
     family = module.config.model_type
-    unknown = sorted(name for name, given in others.items() if name not in HARMLESS and given not in (None, False))
+    given = {name for name, value in others.items() if value is not None and value is not False}
+    unknown = sorted(given - HARMLESS)
     if unknown or dropout:
         raise UnsupportedModel(f"{family}: its attention passes {', '.join(unknown) or 'dropout'}, which is not known")
     if packing is None:

@@ -15,6 +15,7 @@ other dtypes and CUDA run the module's own code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,7 @@ class FusedForward:
             x = x[packing.rows]
         return F.linear(self.norm(x).mul_(self.final_gain), self.head)
 
+
 def _window(attention: Any, config: Any) -> int | None:
     """The window that this layer's own code would hand to its attention."""
     if config.model_type == "llama":
@@ -150,7 +152,9 @@ def _window(attention: Any, config: Any) -> int | None:
     return window
 
 
-def _norm(width: int, eps: float, dtype: torch.dtype, interleaved: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+def _norm(
+    width: int, eps: float, dtype: torch.dtype, interleaved: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """x ↦ x / √(Σx² + width·eps) over the last axis: rms_norm but for √width and the gain, which the weights hold."""
     least = torch.tensor((width * eps) ** 0.5, dtype=dtype)
 
@@ -164,7 +168,7 @@ def _norm(width: int, eps: float, dtype: torch.dtype, interleaved: bool = False)
         single = x.float()
         squares = single.pow(2)
         if interleaved:
-            squares = squares.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        return (single * torch.rsqrt(squares.mean(-1, keepdim=True) + eps)).double() / width**0.5
+            squares = squares.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+        return (single * torch.rsqrt(squares.mean(-1, keepdim=True) + eps)).double() / math.sqrt(width)
 
     return exact if dtype == torch.float64 else short

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from paceline.core.errors import UnsupportedModel, UserError
 from paceline.core.lm.arena import PAGE, Arena, slot_bytes
@@ -51,9 +50,7 @@ def load(
         raise UserError(f"device {device} was asked for, but torch finds no CUDA here")
     config = _config(path)
     check_family(config, max_context)
-    with _quiet():
-        module = _automodel().from_pretrained(path, config=config, dtype=_dtype(config, dtype, device))
-    module = module.to(device)
+    module = _module(path, config, _dtype(config, dtype, device)).to(device)
     return wrap(module, kv_slots=kv_slots, kv_memory=kv_memory, max_context=max_context, fused=fused, name=str(path))
 
 
@@ -114,8 +111,6 @@ def check_family(config: Any, max_context: int | None = None) -> None:
 
 
 def _config(path: str | Path) -> Any:
-    from transformers import AutoConfig
-
     local = Path(path)
     looks_local = local.is_absolute() or str(path).startswith((".", "~")) or len(local.parts) != 2
     if looks_local and not local.is_dir():
@@ -124,16 +119,28 @@ def _config(path: str | Path) -> Any:
         raise UserError(f"no model at {path}: the directory has no config.json")
     try:
         with _quiet():
-            config = AutoConfig.from_pretrained(path)
+            config = _transformers().AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read the model {path}: {str(error).strip().splitlines()[0]}") from error
+        raise _unreadable(path, error) from error
     return config.get_text_config() if config.model_type == "gemma3" else config
 
 
-def _automodel() -> Any:
-    from transformers import AutoModelForCausalLM
+def _module(path: str | Path, config: Any, dtype: torch.dtype) -> Any:
+    try:
+        with _quiet():
+            module, report = _transformers().AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+    # transformers fills what a checkpoint lacks with random numbers and a warning.
+    if report["missing_keys"]:
+        raise UserError(f"the weights of {path} are incomplete: {sorted(report['missing_keys'])[0]} is missing")
+    return module
 
-    return AutoModelForCausalLM
+
+def _unreadable(path: str | Path, error: Exception) -> UserError:
+    return UserError(f"cannot read the model {path}: {str(error).strip().splitlines()[0]}")
 
 
 def _dtype(config: Any, dtype: str | torch.dtype, device: str) -> torch.dtype:
@@ -148,11 +155,17 @@ def _dtype(config: Any, dtype: str | torch.dtype, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" and own.itemsize == 2 else own
 
 
+def _transformers() -> Any:
+    """transformers, late, because it takes seconds; and as Any, because its types are partial."""
+    import transformers
+
+    return transformers
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps transformers' progress bars and advice off the terminal while a model loads."""
-    from transformers.utils import logging as noise
-
+    noise = _transformers().utils.logging
     level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
     noise.set_verbosity_error()
     noise.disable_progress_bar()

@@ -46,7 +46,9 @@ class LanguageModel:
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One pass over all segments: logits [sum of rows, vocabulary_size] in their order, float32 (float64 in float64).
+        """One pass over all segments: logits [sum of rows, vocabulary_size], in order.
+
+        float32, in a float64 model float64.
 
         Raises ValueError for a segment that leaves its span or holds an id outside the vocabulary; nothing is
         written then.

@@ -35,7 +35,8 @@ class Tables:
         width = -(-max(used) // PAGE)
         # A row is padded with the span's own first page: never read, always valid.
         pages = [
-            [s.span.first // PAGE + (page if page * PAGE < s.span.size else 0) for page in range(width)] for s in segments
+            [s.span.first // PAGE + (page if page * PAGE < s.span.size else 0) for page in range(width)]
+            for s in segments
         ]
 
         def table(values: Any) -> torch.Tensor:
@@ -55,7 +56,8 @@ def varlen_attention(
     pages = arena.kv[layer].view(-1, PAGE, 2, arena.kv_heads, arena.head_dim)
     rows = query[:, : heads * arena.head_dim].reshape(-1, heads, arena.head_dim)
     out = kernel(rows, pages[:, :, 0], pages[:, :, 1], tables, scaling, (-1 if window is None else window - 1, 0))
-    return out.reshape(-1, heads * arena.head_dim)
+    attended: torch.Tensor = out.reshape(-1, heads * arena.head_dim)
+    return attended
 
 
 def _kernel() -> Any | None:

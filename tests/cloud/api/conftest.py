@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from paceline.cloud.api.app import create_app
 from paceline.cloud.api.dispatch import Dispatch
-from paceline.cloud.api.serving import serve
 from paceline.cloud.api.service import CompletionService
-from paceline.cloud.engine import Engine, EngineConfig, Stop
+from paceline.cloud.api.serving import serve
+from paceline.cloud.engine import Engine, EngineConfig, Stop, Submit
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel
 
 MODEL = "toy"
@@ -27,13 +27,19 @@ PATIENCE = 10.0
 class Bytes:
     """A vocabulary of given pieces; a text's bytes are its ids."""
 
-    token_bytes: list[bytes] = field(default_factory=lambda: [bytes([id]) for id in range(256)] + [b""])
+    token_bytes: list[bytes] = field(default_factory=lambda: [bytes([id]) for id in range(256)] + [b"</s>"])
     eos_ids: frozenset[int] = frozenset({256})
+    special_ids: frozenset[int] = frozenset({256})
     bos: int | None = 0
 
     @property
     def size(self) -> int:
         return len(self.token_bytes)
+
+    @property
+    def shown(self) -> list[bytes]:
+        """What the engine gets: special tokens show no text."""
+        return [b"" if id in self.special_ids else data for id, data in enumerate(self.token_bytes)]
 
     def encode(self, text: str) -> list[int]:
         return [byte % self.size for byte in text.encode()]
@@ -65,19 +71,14 @@ class Target:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns as soon as the condition holds; fails when it does not in time."""
-        async with asyncio.timeout(PATIENCE) if hasattr(asyncio, "timeout") else _no_timeout():
+        with anyio.fail_after(PATIENCE):
             while not condition():
-                await asyncio.sleep(0.002)
-
-
-@asynccontextmanager
-async def _no_timeout() -> AsyncIterator[None]:
-    yield
+                await anyio.sleep(0.002)
 
 
 @asynccontextmanager
 async def running(
-    vocabulary: Bytes | None = None,
+    vocabulary: Any = None,
     config: EngineConfig | None = None,
     *,
     pace: Pace | None = None,
@@ -87,9 +88,10 @@ async def running(
 ) -> AsyncIterator[Target]:
     """A served target; `wrap` may replace the model."""
     vocabulary = vocabulary or Bytes()
+    shown = [b"" if id in vocabulary.special_ids else data for id, data in enumerate(vocabulary.token_bytes)]
     model = wrap(ToyModel(ToyLanguage(vocabulary.size), pace=pace, max_context=options.pop("max_context", 4096)))
     dispatch = Dispatch()
-    engine = Engine(model, vocabulary.token_bytes, config or EngineConfig(), dispatch.publish)
+    engine = Engine(model, shown, config or EngineConfig(), dispatch.publish)
     service = CompletionService(engine, vocabulary, dispatch, max_queued=max_queued)
     thread = threading.Thread(target=engine.run, name="engine")
     thread.start()
@@ -108,8 +110,6 @@ async def running(
 
 def direct(vocabulary: Bytes, requests: Sequence[Any]) -> dict[str, tuple[list[int], str]]:
     """What the engine alone makes of requests, one after the other: id → (token ids, text)."""
-    from paceline.cloud.engine import Submit
-
     outputs: dict[str, tuple[list[int], str]] = {}
 
     def publish(deltas: list[Any]) -> None:
@@ -117,7 +117,7 @@ def direct(vocabulary: Bytes, requests: Sequence[Any]) -> dict[str, tuple[list[i
             ids, text = outputs.get(delta.request_id, ([], ""))
             outputs[delta.request_id] = (ids + delta.token_ids, text + delta.text)
 
-    engine = Engine(ToyModel(ToyLanguage(vocabulary.size)), vocabulary.token_bytes, EngineConfig(), publish)
+    engine = Engine(ToyModel(ToyLanguage(vocabulary.size)), vocabulary.shown, EngineConfig(), publish)
     for request in requests:
         engine.inbox.put(Submit(request))
         while engine.step():
@@ -125,14 +125,40 @@ def direct(vocabulary: Bytes, requests: Sequence[Any]) -> dict[str, tuple[list[i
     return outputs
 
 
-Scenario = Callable[[], Coroutine[Any, Any, None]]
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(name="running")
+def _running() -> Any:
+    """The context manager `running`, for a test that wants its own settings."""
+    return running
+
+
+@pytest.fixture(name="direct")
+def _direct() -> Any:
+    """The function `direct`."""
+    return direct
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[Scenario], None]]:
-    """Runs a test's coroutine in a fresh loop."""
+def vocabulary() -> Bytes:
+    """257 ids: the bytes, and an end token."""
+    return Bytes()
 
-    def go(scenario: Scenario) -> None:
-        asyncio.run(scenario())
 
-    yield go
+@pytest.fixture
+def pieces() -> Bytes:
+    """Tokens that are parts of characters: most characters of a text are split over two tokens."""
+    token_bytes = (
+        [b"\xe2\x82"] * 24 + [b"\xac"] * 24 + [b"\xf0\x9f", b"\x98\x80"] + [b"a", b"b", b" ", "é".encode()] * 3
+    )
+    return Bytes(token_bytes, frozenset())
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    """A target with the usual settings."""
+    async with running() as target:
+        yield target

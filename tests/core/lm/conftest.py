@@ -59,15 +59,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make(name: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
     """A transformers model with seeded weights, large enough for softcaps and windows to matter."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
+    auto: Any = transformers
     settings = {**SHAPE, **FAMILIES.get(name, {}), **overrides}
     family = settings.pop("family", name)
-    config = AutoConfig.for_model(family, **settings)
+    config = auto.AutoConfig.for_model(family, **settings)
     torch.manual_seed(1)
     # transformers' sdpa refuses softcap; its eager attention softmaxes in float32 even in float64, so only there.
     attention = "eager" if family == "gemma2" else "sdpa"
-    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    module = auto.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             scale = 2 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.2
@@ -97,7 +98,7 @@ def chunked(
                 segments.append(Segment(spans[i], at[i], part, len(part)))
                 owners.append(i)
                 at[i] += len(part)
-        logits = model.forward(segments).split([segment.rows for segment in segments])
+        logits = torch.split(model.forward(segments), [segment.rows for segment in segments])
         yield [logits[owners.index(i)] if i in owners else logits[0][:0] for i in range(len(texts))]
         turn += 1
 

@@ -20,7 +20,7 @@ def _arena(slots: int = SLOTS) -> Arena:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5 * PAGE), st.integers(0, 99)), max_size=60))
 def test_spans_never_overlap_and_all_space_comes_back(steps: list[tuple[bool, int, int]]) -> None:
-    """Whatever is allocated and freed: spans are aligned, large enough, apart, and the last free restores everything."""
+    """Whatever is allocated and freed: spans are aligned, large enough and apart, and in the end all space is back."""
     arena = _arena()
     held: list[Span] = []
     for take, length, which in steps:

@@ -85,6 +85,8 @@ def test_fused_equals_the_modules_own_code(
     for fused in (False, True):
         model = wrap(module, kv_slots=2048, fused=fused)
         outputs.append([torch.cat(rows) for rows in feed(model, _spans(model, len(texts)), texts, CHUNKS)])
-    assert model.fused == (family not in {"qwen3_moe", "phi3-partial", "olmo2", "gemma2", "gemma3_text", "llama-biased"})
+    assert model.fused == (
+        family not in {"qwen3_moe", "phi3-partial", "olmo2", "gemma2", "gemma3_text", "llama-biased"}
+    )
     for plain, fast in zip(*outputs, strict=True):
         assert (plain - fast).abs().max() <= tolerance * plain.abs().max()

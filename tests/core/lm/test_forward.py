@@ -83,7 +83,7 @@ def test_no_operation_copies_the_past(
     fused: bool, lengths: list[int], make_model: MakeModel, make_tokens: Tokens
 ) -> None:
     """No operator of a decode, a verify or a chunk produces a tensor as large as a layer's past."""
-    model = wrap(make_model("mistral", sliding_window=None), kv_slots=4096, fused=fused)
+    model = wrap(make_model("mistral", sliding_window=None, head_dim=64), kv_slots=4096, fused=fused)
     spans = [_span(model, 500) for _ in lengths]
     for span, length in zip(spans, lengths, strict=True):
         model.forward([Segment(span, 0, make_tokens(length, 3), 0)])
@@ -140,9 +140,7 @@ def test_two_models_run_in_two_threads(make_model: MakeModel, make_tokens: Token
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuda_gives_the_cpus_logits(
-    name: str, dtype: torch.dtype, make_model: MakeModel, make_tokens: Tokens
-) -> None:
+def test_cuda_gives_the_cpus_logits(name: str, dtype: torch.dtype, make_model: MakeModel, make_tokens: Tokens) -> None:
     """On CUDA, by kernels over the block table in half types, a packed forward agrees with the CPU's."""
     texts = [make_tokens(length, length) for length in (300, 40, 41)]
     outputs = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import UnsupportedModel, UserError
 from paceline.core.lm.attention import packed_attention
@@ -80,6 +81,15 @@ def test_what_is_missing_is_named_in_one_sentence(tmp_path: Path, saved: Path) -
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="finds no CUDA"):
             load(saved, device="cuda:0")
+
+
+def test_incomplete_weights_are_refused(saved: Path) -> None:
+    """transformers would fill the gap with random numbers."""
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"incomplete: model\.norm\.weight is missing"):
+        load(saved)
 
 
 def test_more_context_than_positions_is_refused(saved: Path) -> None:

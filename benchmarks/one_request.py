@@ -1,0 +1,146 @@
+"""One request and eight in flight: Paceline plain and star over TCP against transformers, in one run.
+
+Each side takes the better of 1 and 2 threads; assisted generation the better of its default and a constant
+k. All sides use the same held-out prompts and greedy decoding, in turn, several times; medians are printed.
+The floor is a forward of one token without any cache: no eager loop on these modules can be faster.
+
+    python benchmarks/one_request.py [--repeats 5] [--tokens 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import DRAFTER, TARGET, median, prompts, verdict, write_topology
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.star import Star, running_star
+from paceline.topology.spec import load_topology
+
+K = 4
+THREADS = (1, 2)
+IN_FLIGHT = 8
+
+
+class Transformers:
+    """transformers' own generation with the same two models."""
+
+    def __init__(self) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        self.target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+        self.drafter = AutoModelForCausalLM.from_pretrained(DRAFTER, dtype=torch.float32).eval()
+        self.default_schedule = self.drafter.generation_config.num_assistant_tokens_schedule
+        self.default_tokens = self.drafter.generation_config.num_assistant_tokens
+
+    def generate(self, prompt: str, tokens: int, threads: int, assisted: str | None = None) -> tuple[list[int], float]:
+        """(new token ids, seconds)."""
+        torch.set_num_threads(threads)
+        ids = self.tokenizer(prompt, return_tensors="pt")
+        options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        if assisted:
+            config = self.drafter.generation_config
+            constant = assisted == "constant"
+            config.num_assistant_tokens_schedule = "constant" if constant else self.default_schedule
+            config.num_assistant_tokens = K if constant else self.default_tokens
+            if constant:
+                config.assistant_confidence_threshold = 0.0
+            else:
+                config.assistant_confidence_threshold = 0.4
+            options["assistant_model"] = self.drafter
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = self.target.generate(**ids, **options)
+        return out[0, ids["input_ids"].shape[1] :].tolist(), time.perf_counter() - started
+
+    def floor(self, threads: int, calls: int = 30) -> float:
+        """Seconds of a one-token forward without a cache."""
+        torch.set_num_threads(threads)
+        ids = torch.tensor([[5]])
+        times = []
+        with torch.inference_mode():
+            for _ in range(calls):
+                started = time.perf_counter()
+                self.target(input_ids=ids, use_cache=False)
+                times.append(time.perf_counter() - started)
+        return median(times)
+
+
+async def completion(star: Star, name: str, texts: list[str], tokens: int) -> tuple[list[list[int]], float]:
+    """(token ids of each text, seconds until the last)."""
+    options = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    started = time.perf_counter()
+    done = await star.complete(texts, options, targets=[name])
+    return [one.token_ids for one in done], time.perf_counter() - started
+
+
+async def measure(repeats: int, tokens: int) -> dict[str, list[float]]:
+    """Milliseconds a token, by side; sides take turns within every repeat."""
+    times: dict[str, list[float]] = defaultdict(list)
+    texts = prompts(IN_FLIGHT)
+    reference = Transformers()
+    limits = {"max_context": 1024, "max_sessions": 2 * IN_FLIGHT}
+    with tempfile.TemporaryDirectory() as folder:
+        drafters = [{"name": f"drafter-{n}", "threads": n, **limits} for n in THREADS]
+        targets = [{"name": f"plain-{n}", "threads": n, **limits} for n in THREADS]
+        targets += [
+            {"name": f"star-{n}", "threads": n, "draft_length": K, "drafters": {"names": [f"drafter-{n}"]}, **limits}
+            for n in THREADS
+        ]
+        path = write_topology(Path(folder) / "one-request.yaml", drafters, targets, 7500)
+        async with running_star(load_topology(path), path, Path(folder)) as star:
+            for name in star.targets:
+                await completion(star, name, texts[:2], 64)  # warm-up
+            for repeat in range(repeats):
+                text = texts[repeat % len(texts)]
+                outputs = {}
+                for n in THREADS:
+                    outputs["generate"], seconds = reference.generate(text, tokens, n)
+                    times[f"generate {n}"].append(seconds / tokens * 1e3)
+                    for kind in ("default", "constant"):
+                        outputs[f"assisted {kind}"], seconds = reference.generate(text, tokens, n, kind)
+                        times[f"assisted {kind} {n}"].append(seconds / tokens * 1e3)
+                    times[f"floor {n}"].append(reference.floor(n) * 1e3)
+                    for kind in ("plain", "star"):
+                        (outputs[kind],), seconds = await completion(star, f"{kind}-{n}", [text], tokens)
+                        times[f"{kind} {n}"].append(seconds / tokens * 1e3)
+                        ids, seconds = await completion(star, f"{kind}-{n}", texts, tokens)
+                        times[f"{kind}-8 {n}"].append(seconds / (tokens * IN_FLIGHT) * 1e3)
+                        assert outputs[kind] in ids
+                differing = [name for name, ids in outputs.items() if ids != outputs["generate"]]
+                print(f"repeat {repeat + 1}/{repeats}: same text on every side: {differing or 'yes'}", flush=True)
+        for name in star.targets:
+            times[f"acceptance {name}"].append(star.supervisor.status(name).get("acceptance_length", 0.0))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    times = asyncio.run(measure(arguments.repeats, arguments.tokens))
+    print(f"\n{'side':24} {'1 thread':>10} {'2 threads':>10}   ms a token, median of {arguments.repeats}")
+    best: dict[str, float] = {}
+    for side in ("floor", "generate", "assisted default", "assisted constant", "plain", "star", "plain-8", "star-8"):
+        one, two = (median(times[f"{side} {n}"]) for n in THREADS)
+        best[side] = min(one, two)
+        print(f"{side:24} {one:10.2f} {two:10.2f}")
+    best["assisted"] = min(best["assisted default"], best["assisted constant"])
+    print(f"acceptance length: {times['acceptance star-1'][0]:.2f} (1 thread), {times['acceptance star-2'][0]:.2f} (2)")
+    print()
+    print(verdict("plain against generate", best["generate"] / best["plain"], 1.15))
+    print(verdict("star against assisted", best["assisted"] / best["star"], 1.2))
+    print(verdict("star against plain, one request", best["plain"] / best["star"], 1.0))
+    print(verdict("8 in flight, plain: throughput against one request's", best["plain"] / best["plain-8"], 3.0))
+    print(verdict("8 in flight, star against plain", best["plain-8"] / best["star-8"], 1.1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The drafter's process: one service thread, and an asyncio loop for targets and the status file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from paceline import __version__
+from paceline.core.clock import RealClock
+from paceline.core.errors import PacelineError
+from paceline.core.vocabulary import Vocabulary, VocabularyIdentity
+from paceline.edge.events import Limits, PeerDown, PeerUp, Received, Stop
+from paceline.edge.service import DrafterService
+from paceline.edge.strategies.base import Strategy
+from paceline.topology.handshake import Identity
+from paceline.topology.links.base import Transport
+from paceline.topology.peer import Peer
+from paceline.topology.process import StatusFile, on_thread
+from paceline.topology.server import DrafterServer
+from paceline.topology.spec import DrafterSpec, Topology
+from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
+
+log = logging.getLogger(__name__)
+
+GIL_SWITCH_SECONDS = 0.0005  # the service's thread must not wait 5 ms for the one that reads sockets
+
+
+class Loaded(NamedTuple):
+    """A strategy and the vocabulary it speaks; None for one that proposes whatever ids it is shown."""
+
+    strategy: Strategy
+    vocabulary: VocabularyIdentity | None
+
+
+class DrafterLinks:
+    """Turns what happens on the links into events of the service, and its replies into messages."""
+
+    def __init__(self) -> None:
+        self.service: DrafterService | None = None
+        self._peers: dict[str, Peer] = {}
+        self._gone_in = 0
+        self._gone_out = 0
+
+    def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
+        assert isinstance(greeting, Hello) and self.service is not None
+        self._peers[peer.name] = peer
+        self.service.inbox.put(PeerUp(peer.name, greeting))
+
+    def on_message(self, peer: Peer, message: Message) -> None:
+        assert self.service is not None
+        self.service.inbox.put(Received(peer.name, message))
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        assert self.service is not None
+        self._gone_in += peer.bytes_in
+        self._gone_out += peer.bytes_out
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+        self.service.inbox.put(PeerDown(peer.name))
+
+    def reply(self, target: str, message: Message) -> None:
+        """On the service's thread; a target that left a moment ago misses nothing."""
+        peer = self._peers.get(target)
+        if peer is not None:
+            peer.send(message)
+
+    def bytes(self) -> dict[str, int]:
+        """Since start, over all targets."""
+        peers = list(self._peers.values())
+        return {
+            "bytes_in": self._gone_in + sum(peer.bytes_in for peer in peers),
+            "bytes_out": self._gone_out + sum(peer.bytes_out for peer in peers),
+        }
+
+
+async def run_drafter(
+    topology: Topology,
+    spec: DrafterSpec,
+    transport: Transport,
+    *,
+    key: bytes = b"",
+    run_dir: Path | None = None,
+    ready: Callable[[], None],
+    stop: anyio.Event,
+) -> None:
+    """Serves until `stop`. UserError when the model or the port is not to be had."""
+    sys.setswitchinterval(GIL_SWITCH_SECONDS)
+    loaded: Loaded = await on_thread(f"load {spec.name}", lambda: load_strategy(spec))
+    strategy = loaded.strategy
+    identity = Identity(
+        topology.name,
+        spec.name,
+        key,
+        loaded.vocabulary,
+        software=f"paceline {__version__}",
+        model=spec.model or "",
+        strategy=spec.strategy,
+        max_sessions=spec.max_sessions,
+        max_context=strategy.max_context,
+        max_draft_length=MAX_DRAFT_LENGTH,
+    )
+    links = DrafterLinks()
+    limits = Limits(
+        max_sessions=spec.max_sessions,
+        max_batch=spec.max_batch,
+        weights={target.name: target.weight for target in topology.targets_of(spec)},
+    )
+    service = links.service = DrafterService(strategy, RealClock(), limits, links.reply, identity.epoch)
+    failures: list[Exception] = []
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        try:
+            service.run()
+        except Exception as error:  # a runtime that fails takes the process down; targets decode plainly
+            log.exception("the drafter's loop stopped")
+            failures.append(error)
+            loop.call_soon_threadsafe(stop.set)
+
+    def snapshot() -> dict[str, Any]:
+        return {**service.statistics.snapshot(), "live_sessions": len(service.sessions), **links.bytes()}
+
+    status = StatusFile(run_dir, "drafter", spec.name)
+    thread = threading.Thread(target=work, name=spec.name)
+    thread.start()
+    try:
+        async with anyio.create_task_group() as tasks:
+            server = DrafterServer(transport, str(spec.listen), identity, links)
+            address = await tasks.start(server.run)
+            tasks.start_soon(status.keep, snapshot)
+            log.info("drafter %s listens at %s", spec.name, address, extra={"event": "ready", "drafter": spec.name})
+            ready()
+            await stop.wait()
+            status.write("stopped", snapshot())
+            tasks.cancel_scope.cancel()
+    finally:
+        service.inbox.put(Stop())
+        thread.join()
+    if failures:
+        raise PacelineError(f"drafter {spec.name}: {failures[0]}") from failures[0]
+
+
+def load_strategy(spec: DrafterSpec) -> Loaded:
+    """The strategy with its model, and the vocabulary to compare with each target's."""
+    if spec.strategy == "ngram":
+        from paceline.edge.strategies.ngram import NGram
+
+        return Loaded(NGram(max_context=spec.max_context), None)
+    from paceline.edge.strategies.draft_model import DraftModel
+
+    slots = spec.max_sessions * spec.max_context
+    if spec.runtime == "emulated":
+        from paceline.core.emulated import Pace, ToyLanguage, ToyModel, toy_vocabulary
+        from paceline.edge.runtimes.emulated import EmulatedRuntime
+        from paceline.topology.spec import Profile
+
+        profile = spec.profile or Profile()
+        language = ToyLanguage(profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice)
+        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=Pace(forward_ms=profile.step_ms))
+        return Loaded(DraftModel(EmulatedRuntime(model)), toy_vocabulary(profile.vocabulary_size).identity)
+    from paceline.core.lm.loading import load
+    from paceline.edge.runtimes.torch import TorchRuntime
+
+    assert spec.model is not None
+    vocabulary = Vocabulary.load(Path(spec.tokenizer or spec.model))
+    torch_model = load(
+        spec.model,
+        device=spec.device,
+        threads=spec.threads,
+        kv_memory=spec.kv_memory,
+        kv_slots=None if spec.kv_memory else slots,
+        max_context=spec.max_context,
+    )
+    return Loaded(DraftModel(TorchRuntime(torch_model, vocabulary.size)), vocabulary.identity)

@@ -1,0 +1,168 @@
+"""Clients that leave, engines that fail, servers that stop: nothing leaks and everybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.cloud.api.serving import bind
+from paceline.cloud.drafting import DraftingConfig
+from paceline.cloud.engine import EngineConfig, LinkDown
+from paceline.core.emulated import Pace, ToyModel
+from paceline.core.errors import UserError
+
+pytestmark = pytest.mark.anyio
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+SLOW = Pace(forward_ms=2)
+
+
+class Failing(ToyModel):
+    """A model that raises after some forwards."""
+
+    left = 0
+
+    def forward(self, segments: Any) -> Any:
+        if self.left == 0:
+            raise RuntimeError("device lost")
+        self.left -= 1
+        return super().forward(segments)
+
+
+def failing(after: int) -> Any:
+    """Turns a model into one that raises after so many forwards."""
+
+    def wrap(model: ToyModel) -> ToyModel:
+        model.__class__ = Failing
+        model.left = after  # type: ignore[attr-defined]
+        return model
+
+    return wrap
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_its_sessions(running: Any, stream: bool) -> None:
+    """Closing the connection in mid-generation frees every choice's session and its memory, streamed or not."""
+    async with running(pace=SLOW) as target:
+        async with httpx.AsyncClient(base_url=target.url, trust_env=False) as leaving:
+            call = asyncio.create_task(_read_all(leaving, LONG | {"stream": stream, "n": 3}))
+            await target.until(lambda: target.engine.live_sessions == 3)
+            await target.until(lambda: target.engine.statistics.tokens > 12)
+            call.cancel()
+            await asyncio.wait([call])
+        await target.until(lambda: target.engine.live_sessions == 0)
+        assert target.engine.statistics.tokens < 3 * 2000
+        assert target.model._used == 0
+        await target.complete(prompt="still here", max_tokens=3)
+
+
+async def _read_all(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for _ in response.aiter_bytes():
+            pass
+
+
+async def test_a_client_that_leaves_the_queue(running: Any) -> None:
+    """A call that is still queued when its client leaves is never run."""
+    async with running(config=EngineConfig(max_sessions=1), pace=SLOW) as target:
+        calls = [asyncio.create_task(_read_all(target.client, LONG)) for _ in range(2)]
+        await target.until(lambda: target.engine.queued == 1)
+        calls[1].cancel()
+        await target.until(lambda: target.engine.queued == 0)
+        assert target.engine.live_sessions == 1
+        calls[0].cancel()
+        await asyncio.wait(calls)
+        await target.until(lambda: target.engine.live_sessions == 0)
+
+
+async def test_failure_before_the_first_token_is_500(running: Any) -> None:
+    """A model that fails at once is HTTP 500 for who waits, then 503 at the door, and the health check says why."""
+    async with running(wrap=failing(0)) as target:
+        for stream in (True, False):
+            response = await target.client.post("/v1/completions", json={"prompt": "x", "stream": stream})
+            expected = 500 if stream else 503
+            assert response.status_code == expected
+            assert "device lost" in response.json()["error"]["message"]
+        health = await target.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert health.json()["error"] == "device lost"
+
+
+async def test_failure_in_mid_stream_is_an_event(running: Any) -> None:
+    """A failure after the first token is an error event, and the stream still ends with [DONE]."""
+    async with running(wrap=failing(5)) as target:
+        events = await target.events(**LONG)
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["type"] == "server_error"
+    assert len(events) >= 3
+
+
+async def test_health_of_a_target_with_drafters(running: Any) -> None:
+    """The health check names the model, sessions, queue and every drafter."""
+    config = EngineConfig(max_sessions=1, drafting=DraftingConfig(drafters=("orin-1", "orin-2")))
+    async with running(config=config, pace=SLOW) as target:
+        target.engine.drafting.drafters["orin-1"].send = lambda message: True
+        idle = (await target.client.get("/health")).json()
+        assert idle == {
+            "status": "ok",
+            "model": "toy",
+            "live_sessions": 0,
+            "queued": 0,
+            "drafters": {"orin-1": "up", "orin-2": "down"},
+        }
+        target.engine.inbox.put(LinkDown("orin-1"))
+        calls = [asyncio.create_task(_read_all(target.client, LONG)) for _ in range(2)]
+        await target.until(lambda: target.engine.live_sessions == target.engine.queued == 1)
+        busy = (await target.client.get("/health")).json()
+        assert (busy["live_sessions"], busy["queued"], busy["drafters"]["orin-1"]) == (1, 1, "down")
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+
+async def test_the_models_list(target: Any) -> None:
+    """The one model is listed with its context."""
+    listed = (await target.client.get("/v1/models")).json()
+    assert [(one["id"], one["max_model_len"]) for one in listed["data"]] == [("toy", 4096)]
+
+
+async def test_closing_tells_open_calls(running: Any) -> None:
+    """On shutdown open streams end with an error event, new calls get 503, and no session is left."""
+    async with running(pace=SLOW) as target:
+        call = asyncio.create_task(target.events(**LONG))
+        await target.until(lambda: target.engine.statistics.tokens > 3)
+        target.service.close()
+        events = await call
+        assert "shutting down" in json.loads(events[-2])["error"]["message"]
+        assert (await target.client.post("/v1/completions", json=LONG)).status_code == 503
+        assert (await target.client.get("/health")).json()["status"] == "closing"
+        await target.until(lambda: target.engine.live_sessions == 0)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    """A taken port, an unknown host and a bad address are the user's errors, each with one sentence."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
+            bind(f"127.0.0.1:{port}")
+    for listen in ("127.0.0.1", ":80", "127.0.0.1:http", "127.0.0.1:70000"):
+        with pytest.raises(UserError, match="write host:port"):
+            bind(listen)
+    with pytest.raises(UserError, match=r"cannot listen at 192\.0\.2\.1:0"):
+        bind("192.0.2.1:0")
+
+
+def test_binding_ipv6_and_a_free_port() -> None:
+    """Port 0 is any free port; IPv6 addresses go in brackets."""
+    with bind("127.0.0.1:0") as bound:
+        assert bound.getsockname()[1] > 0
+    try:
+        with bind("[::1]:0") as bound:
+            assert bound.family == socket.AF_INET6
+    except UserError as error:
+        assert "cannot listen" in str(error)  # a machine without IPv6

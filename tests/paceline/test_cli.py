@@ -1,0 +1,226 @@
+"""The command line as people and machines meet it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from paceline import cli
+from paceline.core.errors import PacelineError
+
+ROOT = Path(__file__).parents[2]
+STAR = ROOT / "examples" / "star.yaml"
+TOY = """\
+version: 1
+name: toy
+drafters:
+  - {name: d, model: toy, runtime: emulated, listen: "127.0.0.1:PORT"}
+targets:
+  - {name: t, model: toy, engine: emulated, drafters: {names: [d]}, api: {listen: "127.0.0.1:OTHER"}}
+"""
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs one command line in this process."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object) -> Result:
+        code = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """An emulated topology on free ports."""
+    port, other = free_ports(2)
+    file = tmp_path / "toy.yaml"
+    file.write_text(TOY.replace("PORT", str(port)).replace("OTHER", str(other)))
+    return file
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """`paceline --help` must start at once: no torch, no web framework, no numpy."""
+    program = (
+        "import sys, paceline.cli\n"
+        "code = paceline.cli.main(['--help'])\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'numpy', 'pydantic', 'uvicorn', 'httpx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+def test_check_loads_no_torch() -> None:
+    """Checking a file does not wait for torch either."""
+    program = (
+        "import sys, paceline.cli\n"
+        f"code = paceline.cli.main(['check', {str(STAR)!r}])\n"
+        "heavy = {'torch', 'transformers', 'fastapi'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_module_and_command_are_the_same() -> None:
+    """`python -m paceline` is `paceline`."""
+    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "paceline 0.1.0\n")
+
+
+def test_an_unknown_command_suggests_the_near_one(run: Run) -> None:
+    """Exit 2 and a hint."""
+    result = run("chekc")
+    assert result.code == 2
+    assert "Did you mean 'check'" in result.err
+
+
+def test_an_unknown_option_is_wrong_input(run: Run) -> None:
+    """Exit 2, naming it."""
+    result = run("check", STAR, "--jsn")
+    assert result.code == 2
+    assert "--jsn" in result.err
+
+
+def test_check_shows_who_talks_to_whom(run: Run) -> None:
+    """One row for each target and drafter."""
+    result = run("check", STAR)
+    assert result.code == 0
+    for text in ("chat-a", "chat-b", "chat-c", "tcp 127.0.0.1:7070", "127.0.0.1:8003", "is valid."):
+        assert text in result.out
+
+
+def test_check_prints_json_for_machines(run: Run) -> None:
+    """The same facts, and the whole topology with defaults filled in."""
+    report = json.loads(run("check", STAR, "--json").out)
+    assert report["ok"] is True
+    assert [row["api"] for row in report["connections"]] == [f"127.0.0.1:800{i}" for i in (1, 2, 3)]
+    assert report["topology"]["targets"][0]["draft_length"] == 4
+    assert report["topology"]["drafters"][0]["listen"] == "127.0.0.1:7070"
+
+
+def test_check_prints_every_problem_and_exits_2(run: Run, tmp_path: Path) -> None:
+    """On stderr, a line each; as JSON on stdout."""
+    file = tmp_path / "bad.yaml"
+    file.write_text("version: 1\nname: x\ntargets:\n  - {name: t, model: m, lanes: 9, threads: 0}\n")
+    result = run("check", file)
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        f"{file}:4:32: targets[0].lanes: must be 1..8 or auto, not 9",
+        f"{file}:4:44: targets[0].threads: must be 1..1024, not 0",
+    ]
+    result = run("check", file, "--json")
+    assert result.code == 2
+    assert [problem["path"] for problem in json.loads(result.out)["problems"]] == [
+        "targets[0].lanes",
+        "targets[0].threads",
+    ]
+
+
+def test_a_missing_file_is_one_sentence(run: Run) -> None:
+    """Exit 2 for every command that takes a topology."""
+    for command in ("check", "doctor"):
+        assert run(command, "/no/such.yaml") == Result(2, "", "/no/such.yaml: there is no such file\n")
+
+
+def test_schema_is_json(run: Run) -> None:
+    """Editors read it as it is printed."""
+    result = run("schema")
+    assert result.code == 0
+    assert set(json.loads(result.out)["properties"]) >= {"version", "name", "drafters", "targets"}
+
+
+def test_doctor_knows_this_machine(run: Run, toy: Path) -> None:
+    """All is well with an emulated topology on free ports."""
+    result = run("doctor", toy, "--json")
+    checks = {check["name"]: check for check in json.loads(result.out)["checks"]}
+    assert result.code == 0, result.out
+    assert checks["python"]["status"] == "ok"
+    assert checks["d"]["detail"].endswith("is free")
+    assert {"numpy", "msgspec", "cpu", "clock", "gpu", "onnxruntime", "tensorrt", "key file"} <= set(checks)
+
+
+def test_doctor_finds_a_port_in_use(run: Run, toy: Path) -> None:
+    """Exit 1, with the address and what to do."""
+    listen = json.loads(run("check", toy, "--json").out)["topology"]["drafters"][0]["listen"]
+    with socket.create_server(("127.0.0.1", int(listen.split(":")[1]))):
+        result = run("doctor", toy)
+    assert result.code == 1
+    (line,) = [line for line in result.out.splitlines() if line.startswith("fail")]
+    assert f"{listen}: in use" in line
+    assert "choose another listen" in line
+
+
+def test_doctor_finds_a_missing_model(run: Run, tmp_path: Path) -> None:
+    """Exit 1, naming the folder."""
+    file = tmp_path / "x.yaml"
+    file.write_text("version: 1\nname: x\ntargets: [{name: t, model: ./none}]\n")
+    result = run("doctor", file)
+    assert result.code == 1
+    assert f"{tmp_path}/none does not exist" in result.out
+
+
+@pytest.mark.parametrize(("error", "code"), [(PacelineError("it broke"), 1), (KeyboardInterrupt(), 130)])
+def test_failures_become_exit_codes(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    """1 for what failed, 130 for Ctrl-C; no traceback for either."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "load_command", fail)
+    result = run("check", STAR)
+    assert result.code == code
+    assert result.err == ("it broke\n" if code == 1 else "")
+
+
+def test_a_command_that_is_not_there_is_said_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing module breaks its own command only."""
+    monkeypatch.setitem(cli.COMMANDS, "later", ("not_written_yet", "later", "Comes later."))
+    assert run("later") == Result(2, "", "paceline later is not part of this version\n")
+    assert run("--help").code == 0
+
+
+def test_output_that_nobody_reads_is_no_failure() -> None:
+    """`paceline schema | head -1` ends quietly."""
+    command = f"{sys.executable} -m paceline schema | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("{\n", "")

@@ -1,0 +1,71 @@
+"""Over a link with every fault there is, no token differs from plain decoding: a short run of the benchmark."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "identity.py"
+
+
+@pytest.fixture(scope="module")
+def identity() -> ModuleType:
+    """The benchmark as a module; `benchmarks` is no package."""
+    spec = importlib.util.spec_from_file_location("identity_benchmark", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_token_differs_under_faults(identity: ModuleType) -> None:
+    """Random worlds: every id, text and end is plain decoding's, nothing leaks, and every fault really happened."""
+    result = identity.compare(25_000)
+    assert result.failures == []
+    assert result.differing == 0
+    assert result.tokens >= 25_000
+    assert result.emitted_with_draft > 2 * result.drafted_rounds
+    assert result.drafted_rounds > 0.2 * result.rounds
+    faults = {"lost", "doubled", "delayed", "nonsense", "restarts", "outages", "cancelled", "old link"}
+    assert {name for name in faults if result.faults[name] == 0} == set()
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
+def test_a_perfect_drafter_on_a_good_link_is_used(identity: ModuleType, lanes: int) -> None:
+    """Without faults, a drafter that agrees always has everything accepted in most rounds."""
+    plan = identity.Plan(seed=lanes, faults=identity.Faults(latency=0.001), lanes=lanes, agreement=1.0)
+    world = identity.World(plan, requests=12)
+    world.run()
+    result = world.compare()
+    assert result.failures == [] and world.leaks() == []
+    assert result.drafted_rounds > 0.6 * result.rounds
+    assert result.emitted_with_draft > 4 * result.drafted_rounds
+
+
+def test_a_difference_would_be_seen(identity: ModuleType) -> None:
+    """One wrong token of one request is found and counted."""
+    world = identity.World(identity.Plan(seed=1, faults=identity.Faults()), requests=4)
+    world.run()
+    output = world.outputs["r2"]
+    output.token_ids[-1] ^= 1
+    result = world.compare()
+    assert (result.differing, len(result.failures)) == (1, 1)
+    assert "r2" in result.failures[0]
+
+
+def test_a_world_repeats_itself(identity: ModuleType) -> None:
+    """The same plan gives the same messages and faults again, so that a failure can be studied."""
+    plan = replace(identity.random_plan(5), lanes=2)
+    seen = []
+    for _ in range(2):
+        world = identity.World(plan, requests=6)
+        world.run()
+        seen.append((dict(world.seen), world.clock.now()))
+    assert seen[0] == seen[1]
+    assert seen[0][0]["messages"] > 20

@@ -1,0 +1,58 @@
+"""Single values of a topology: sizes, seconds, addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.topology.spec import Address
+from paceline.topology.spec_values import read_address, read_seconds, read_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2**31), ("512MiB", 2**29), ("1GB", 10**9), (4096, 4096), ("64 KiB", 2**16)]
+)
+def test_sizes(text: object, size: int) -> None:
+    """Binary and decimal units, and plain bytes."""
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["2 gigs", "-1GiB", "0", "GiB", "1e9", True, 1.5, None, "9" * 15 + "TiB"])
+def test_no_sizes(text: object) -> None:
+    """Anything else is refused with an example."""
+    with pytest.raises(ValueError, match="must be a size such as 2GiB or 512MiB"):
+        read_size(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(2, 2.0), (0.25, 0.25), ("200ms", 0.2), ("2s", 2.0), ("1min", 60.0)])
+def test_seconds(text: object, seconds: float) -> None:
+    """Plain numbers are seconds; a unit may be written."""
+    assert read_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", [0, -1, "200", "fast", True, None, float("nan"), float("inf"), 4000])
+def test_no_seconds(text: object) -> None:
+    """Zero, negative, endless and unitless text are refused."""
+    with pytest.raises(ValueError, match="must be seconds"):
+        read_seconds(text)
+
+
+def test_addresses() -> None:
+    """Hosts, IPv4 and bracketed IPv6; loopback is known in all its forms."""
+    assert str(read_address("[::1]:7070")) == "[::1]:7070"
+    assert read_address("orin.local:7070") == Address("orin.local", 7070)
+    assert [read_address(a).is_loopback for a in ("localhost:1", "127.9.9.9:1", "[::1]:1", "0.0.0.0:1", "lan:1")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["7070", 7070, ":7070", "host", "host:0", "host:70700", "1.2.3:1", "::1:7070", None, "a b:1"]
+)
+def test_no_addresses(text: object) -> None:
+    """Anything that is not host:port is refused."""
+    with pytest.raises(ValueError, match=r"must (be host:port|have a port)"):
+        read_address(text)
