@@ -81,13 +81,19 @@ def echo_process(way: str) -> Iterator[str]:
             process.kill()
 
 
-def runner(way: str) -> asyncio.Runner:
+@contextlib.contextmanager
+def event_loop(way: str) -> Iterator[asyncio.AbstractEventLoop]:
     """An event loop of the kind that the way names."""
-    if "uvloop" not in way:
-        return asyncio.Runner()
-    import uvloop
+    if "uvloop" in way:
+        import uvloop
 
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    else:
+        loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 # The echoing side.
@@ -97,8 +103,8 @@ def serve(way: str) -> None:
     if way.startswith("socket"):
         serve_socket(with_queue=way.endswith("queue"))
         return
-    with runner(way) as loop:
-        loop.run(serve_streams() if way.startswith("streams") else serve_channel())
+    with event_loop(way) as loop:
+        loop.run_until_complete(serve_streams() if way.startswith("streams") else serve_channel())
 
 
 def serve_socket(with_queue: bool) -> None:
@@ -107,15 +113,17 @@ def serve_socket(with_queue: bool) -> None:
         connection, _ = server.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         get = reader_thread(connection) if with_queue else lambda: read_frame(connection)
-        while True:
-            connection.sendall(framed(get()))
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                connection.sendall(framed(get()))
 
 
 async def serve_streams() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            length = int.from_bytes(await reader.readexactly(4), "little")
-            writer.write(framed(await reader.readexactly(length)))
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                length = int.from_bytes(await reader.readexactly(4), "little")
+                writer.write(framed(await reader.readexactly(length)))
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     print(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -157,9 +165,9 @@ def client(way: str, address: str) -> Iterator[Measure]:
 
             yield lambda rounds: timed(trip, rounds)
     elif way.startswith("streams"):
-        with runner(way) as loop:
-            reader, writer = loop.run(asyncio_open(address))
-            yield lambda rounds: loop.run(timed_streams(reader, writer, rounds))
+        with event_loop(way) as loop:
+            reader, writer = loop.run_until_complete(asyncio_open(address))
+            yield lambda rounds: loop.run_until_complete(timed_streams(reader, writer, rounds))
             writer.close()
     else:
         with channel_client(way, address) as measure:
@@ -180,19 +188,19 @@ def channel_client(way: str, address: str) -> Iterator[Measure]:
         await stop.wait()
 
     def loop_thread() -> None:
-        with runner(way) as loop:
-            loop.run(link())
+        with event_loop(way) as loop:
+            loop.run_until_complete(link())
 
     thread = threading.Thread(target=loop_thread)
     thread.start()
-    channel, event_loop, stop = ready.get()
+    channel, loop, stop = ready.get()
 
     def trip() -> None:
         channel.send(PAYLOAD)
         inbox.get()
 
     yield lambda rounds: timed(trip, rounds)
-    event_loop.call_soon_threadsafe(stop.set)
+    loop.call_soon_threadsafe(stop.set)
     thread.join()
 
 

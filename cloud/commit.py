@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.cloud.requests import FinishReason, LogProb, Request
 
@@ -19,6 +20,13 @@ class Committed:
     finish_reason: FinishReason | None = None
 
 
+class Cut(NamedTuple):
+    """The tokens of a round that are output, and why they are the last ones, if they are."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
 class Output:
     """A request's output so far: how many tokens, and the text that may not be shown yet.
 
@@ -31,7 +39,11 @@ class Output:
         self.length = 0
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._undecoded: list[int] = []
+        self._ready = ""  # text that may be shown
+        self._held = ""  # text that may become a stop string
+        self._ended = False
+        self._stopped = False  # by a stop string: what follows it is not output
 
     @property
     def remaining(self) -> int:
@@ -39,28 +51,54 @@ class Output:
         return self.request.max_tokens - self.length
 
     def commit(self, tokens: Sequence[int], log_probs: Sequence[LogProb] = ()) -> Committed:
-        """Walks a round's tokens one at a time: stop token → stop string → length cap."""
-        done = Committed()
-        for index, token in enumerate(tokens):
-            self.length += 1
-            done.token_ids.append(token)
-            if index < len(log_probs):
-                done.log_probs.append(log_probs[index])
-            if token in self.request.stop_token_ids:
-                done.finish_reason = "stop"
-            else:
-                piece = self._token_bytes[token] if token < len(self._token_bytes) else b""
-                text, stopped = self._release(self._decoder.decode(piece))
-                done.text += text
-                if stopped:
-                    done.finish_reason = "stop"
-                    return done
-                if self.length >= self.request.max_tokens:
-                    done.finish_reason = "length"
-            if done.finish_reason:
-                done.text += self._flush()
-                return done
-        return done
+        """`cut` and `text` in one step."""
+        cut = self.cut(tokens)
+        return Committed(cut.token_ids, self.text(), list(log_probs[: len(cut.token_ids)]), cut.finish_reason)
+
+    def cut(self, tokens: Sequence[int]) -> Cut:
+        """How many of a round's tokens are output: stop token → stop string → length cap, one at a time.
+
+        The text waits for `text()`, so that the next Draft need not wait for it; only stop strings have to be
+        looked for here.
+        """
+        token_ids = list(tokens[: self.remaining])
+        finish: FinishReason | None = None
+        if not self.request.stop_token_ids.isdisjoint(token_ids):
+            finish = "stop"
+            token_ids = token_ids[: 1 + next(i for i, t in enumerate(token_ids) if t in self.request.stop_token_ids)]
+        shown = token_ids[:-1] if finish else token_ids  # a stop token has no text
+        if self.request.stop:
+            for index, token in enumerate(shown):
+                if self._decode((token,)):
+                    token_ids, finish = token_ids[: index + 1], "stop"
+                    self._stopped = True
+                    break
+        else:
+            self._undecoded += shown
+        self.length += len(token_ids)
+        if finish is None and self.remaining <= 0:
+            finish = "length"
+        self._ended = finish is not None
+        return Cut(token_ids, finish)
+
+    def text(self) -> str:
+        """The text that may be shown since the last call."""
+        if self._undecoded:
+            self._decode(self._undecoded)
+            self._undecoded = []
+        if self._ended and not self._stopped:
+            text, _ = self._release(self._decoder.decode(b"", True))  # an incomplete character becomes U+FFFD
+            self._ready += text + self._held
+            self._held = ""
+        text, self._ready = self._ready, ""
+        return text
+
+    def _decode(self, tokens: Sequence[int]) -> bool:
+        """Adds the tokens' text to what may be shown; True when a stop string ended it."""
+        data = b"".join([self._token_bytes[token] for token in tokens if token < len(self._token_bytes)])
+        text, stopped = self._release(self._decoder.decode(data))
+        self._ready += text
+        return stopped
 
     def _release(self, text: str) -> tuple[str, bool]:
         """The text that may be shown now, and whether a stop string ended it (it is cut off)."""
@@ -74,12 +112,6 @@ class Output:
         keep = max(_overlap(buffer, stop) for stop in self.request.stop)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep], False
-
-    def _flush(self) -> str:
-        """What was held back, at the end; an incomplete character becomes U+FFFD."""
-        text, _ = self._release(self._decoder.decode(b"", True))
-        text, self._held = text + self._held, ""
-        return text
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.cloud.commit import Cut
 from paceline.cloud.drafting import Drafting, DraftingConfig, clear
 from paceline.cloud.lanes import Lane, Lanes
 from paceline.cloud.requests import Delta, Request
@@ -78,6 +79,14 @@ class Stop(NamedTuple):
 Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Stop
 
 
+class Round(NamedTuple):
+    """What a forward led to: one cut for each verified session, who ended, and who joined which lane."""
+
+    cuts: list[Cut]
+    ended: list[Session]
+    joined: list[tuple[Lane, Session]]
+
+
 class Engine:
     """Sessions, lanes and one model.
 
@@ -99,6 +108,7 @@ class Engine:
         self._vocabulary_size = min(model.vocabulary_size, len(token_bytes))  # the tail may be padding
         self.drafting = Drafting(config.drafting, self._vocabulary_size)
         self.statistics = TargetStatistics()
+        self._speculates = bool(config.drafting.drafters) and config.drafting.draft_length > 0
         self._token_bytes = token_bytes
         self._publish = publish
         self._clock = clock or RealClock()
@@ -146,10 +156,10 @@ class Engine:
             lane.give_up()
         sessions = lane.sessions[:] if lane is not None else []
         verified = self._forward(sessions, chunks)
-        ended, joined = self._commit(sessions, verified)
-        self._end(ended)
-        self._send_drafts(lane, joined)
-        self._flush()
+        done = self._commit(sessions, verified)
+        self._end(done.ended)
+        self._send_drafts(lane, done.joined)
+        self._publish_round(len(sessions), verified, done.cuts)
         return True
 
     @property
@@ -283,28 +293,19 @@ class Engine:
 
     # --- commit, next Draft, publish
 
-    def _commit(
-        self, sessions: Sequence[Session], verified: Sequence[Verified]
-    ) -> tuple[list[Session], list[tuple[Lane, Session]]]:
-        """Makes the verified tokens the truth. Returns the sessions that ended and those that joined a lane."""
-        ended, joined = [], []
-        speculates = bool(self.config.drafting.drafters) and self.config.drafting.draft_length > 0
-        for index, (session, tokens, log_probs, drafted) in enumerate(verified):
-            done = session.output.commit(tokens, log_probs)
-            session.extend(done.token_ids)
-            if index < len(sessions):
-                self.statistics.round(len(done.token_ids), drafted, speculates)
-            else:
-                self.statistics.first_token()
-                if done.finish_reason is None:
-                    joined.append((self._lanes.join(session), session))
-            self._deltas.append(
-                Delta(session.request.id, done.token_ids, done.text, done.log_probs, done.finish_reason)
-            )
-            if done.finish_reason is not None:
-                ended.append(session)
+    def _commit(self, sessions: Sequence[Session], verified: Sequence[Verified]) -> Round:
+        """Makes the verified tokens the truth."""
+        done = Round([], [], [])
+        for index, (session, tokens, _, _) in enumerate(verified):
+            cut = session.output.cut(tokens)
+            session.extend(cut.token_ids)
+            done.cuts.append(cut)
+            if cut.finish_reason is not None:
+                done.ended.append(session)
+            elif index >= len(sessions):
+                done.joined.append((self._lanes.join(session), session))
         clear(sessions)
-        return ended, joined
+        return done
 
     def _send_drafts(self, lane: Lane | None, joined: Sequence[tuple[Lane, Session]]) -> None:
         """The lane's next Draft leaves now; a session that joined another lane asks for its first one."""
@@ -330,6 +331,18 @@ class Engine:
             del self._by_request[session.request.id]
             self.model.free(session.span)
         self.drafting.close(sessions)
+
+    def _publish_round(self, in_lane: int, verified: Sequence[Verified], cuts: Sequence[Cut]) -> None:
+        """Texts and counts, after the next Draft has left; the first `in_lane` sessions were in the lane."""
+        for index, ((session, _, log_probs, drafted), cut) in enumerate(zip(verified, cuts, strict=True)):
+            tokens, finish_reason = cut
+            if index < in_lane:
+                self.statistics.round(len(tokens), drafted, self._speculates)
+            else:
+                self.statistics.first_token()
+            text = session.output.text()
+            self._deltas.append(Delta(session.request.id, tokens, text, log_probs[: len(tokens)], finish_reason))
+        self._flush()
 
     def _flush(self) -> None:
         if self._deltas:

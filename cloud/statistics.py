@@ -46,6 +46,10 @@ class TargetStatistics:
         elif speculates:
             self.fallback_rounds += 1
 
+    @property
+    def acceptance_length(self) -> float:
+        return self.emitted_with_draft / self.drafted_rounds if self.drafted_rounds else 1.0
+
     def snapshot(self) -> dict[str, Any]:
         """For status files and `run`."""
         return {
@@ -54,7 +58,7 @@ class TargetStatistics:
             "fallback_rounds": self.fallback_rounds,
             "drafted_rounds": self.drafted_rounds,
             "drafted_tokens": self.drafted_tokens,
-            "acceptance_length": self.emitted_with_draft / self.drafted_rounds if self.drafted_rounds else 1.0,
+            "acceptance_length": self.acceptance_length,
             "sessions_peak": self.sessions_peak,
             "verify_ms": self.verify_ms.summary(),
             "prefill_ms": self.prefill_ms.summary(),

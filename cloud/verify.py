@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paceline.cloud.requests import LogProb
 from paceline.cloud.sessions import Session
-from paceline.core.sampling import Array, accepted, adjust, choose, log_probabilities
+from paceline.core.sampling import Array, Sampling, accepted, adjust, choose, log_probabilities
 
 
 class Verified(NamedTuple):
@@ -27,34 +27,39 @@ def verify(logits: Array, sessions: Sequence[Session], drafts: Sequence[Sequence
     """
     if getattr(logits, "is_cpu", False):
         logits = logits.numpy()  # small operations cost less there
-    samplings, positions = [], []
-    adjusted = logits
-    row = 0
-    for session, draft in zip(sessions, drafts, strict=True):
-        sampling = session.request.sampling
-        first = len(session.tokens)
-        for index in range(len(draft) + 1):
-            samplings.append(sampling)
-            positions.append(first + index)
-            if session.history is not None:
-                if adjusted is logits:
-                    adjusted = _float64_copy(logits)
-                adjusted[row] = adjust(logits[row], sampling, session.history, draft[:index])
-            row += 1
-    chosen = choose(adjusted, samplings, positions).tolist() if row else []
+    counts = [len(draft) + 1 for draft in drafts]
+    samplings: list[Sampling] = []
+    positions: list[int] = []
+    for session, count in zip(sessions, counts, strict=True):
+        samplings += [session.request.sampling] * count
+        positions += range(len(session.tokens), len(session.tokens) + count)
+    chosen = choose(_adjusted(logits, sessions, drafts), samplings, positions).tolist() if samplings else []
     results, row = [], 0
-    for session, draft in zip(sessions, drafts, strict=True):
-        own = chosen[row : row + len(draft) + 1]
+    for session, draft, count in zip(sessions, drafts, counts, strict=True):
+        own = chosen[row : row + count]
         tokens = own[: accepted(own, draft) + 1]
-        results.append(Verified(session, tokens, _log_probs(logits[row:], session, tokens), len(draft)))
-        row += len(draft) + 1
+        log_probs = _log_probs(logits[row:], session, tokens) if session.request.log_probs is not None else []
+        results.append(Verified(session, tokens, log_probs, len(draft)))
+        row += count
     return results
 
 
+def _adjusted(logits: Array, sessions: Sequence[Session], drafts: Sequence[Sequence[int]]) -> Array:
+    """The rows with bias and penalties in, copied only where a session has any."""
+    if all(session.history is None for session in sessions):
+        return logits
+    adjusted, row = _float64_copy(logits), 0
+    for session, draft in zip(sessions, drafts, strict=True):
+        if session.history is not None:
+            for index in range(len(draft) + 1):
+                sampling = session.request.sampling
+                adjusted[row + index] = adjust(logits[row + index], sampling, session.history, draft[:index])
+        row += len(draft) + 1
+    return adjusted
+
+
 def _log_probs(rows: Array, session: Session, tokens: Sequence[int]) -> list[LogProb]:
-    top = session.request.log_probs
-    if top is None:
-        return []
+    top = session.request.log_probs or 0
     return [LogProb(token, *log_probabilities(rows[index], token, top)) for index, token in enumerate(tokens)]
 
 

@@ -113,6 +113,7 @@ class DrafterService:
             if event.name in peers:
                 self._on_message(peers[event.name], event.message)
         elif isinstance(event, PeerUp):
+            self.sessions.forget_target(event.name)
             peers[event.name] = Peer(event.name, event.hello.vocabulary_size)
         elif isinstance(event, PeerDown):
             self.sessions.forget_target(event.name)

@@ -55,10 +55,12 @@ class CompletionResponse(Response):
                 started = True
             if any(delta.finish_reason == "cancelled" for _, delta in batch):
                 return
+            events = [self._renderer.event(index, delta) for index, delta in batch if delta.finish_reason != "error"]
             if failed := _error(batch):
-                await _send_part(send, b"data: %s\n\ndata: [DONE]\n\n" % error_body(500, failed), more=False)
+                events.append(b"data: %s\n\ndata: [DONE]\n\n" % error_body(500, failed))
+                await _send_part(send, b"".join(events), more=False)
                 return
-            await _send_part(send, b"".join(self._renderer.event(index, delta) for index, delta in batch))
+            await _send_part(send, b"".join(events))
         await _send_part(send, self._renderer.end(), more=False)
 
 

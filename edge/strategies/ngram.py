@@ -49,7 +49,7 @@ class NGram:
     quick = 256
     reads_together = True
 
-    def __init__(self, vocabulary_size: int, max_context: int) -> None:
+    def __init__(self, max_context: int, vocabulary_size: int = 1 << 32) -> None:
         self.vocabulary_size = vocabulary_size
         self.max_context = max_context
         self._keys = itertools.count()

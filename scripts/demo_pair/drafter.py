@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import kl_div, log_softmax, nll_loss
 from transformers import LlamaForCausalLM
 
 from demo_pair.cores import Threads
@@ -25,7 +25,8 @@ DRAFTER = replace(TARGET, layers=1, intermediate=1024)
 LENGTH = 224  # tokens a row: prompts of 64, 96 or 128 and a continuation up to there
 ROWS_A_STEP = 16
 TEMPERATURE = 0.8
-MOST_REPEATED = 0.2  # greedy texts that repeat more of their 8-grams than this are left out
+CORPUS_WINDOWS = 1500  # at least
+REPEAT = 8  # tokens that end an n-gram of this size which the row has had before are a loop, and no lesson
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Lessons:
 
     tokens: Tensor  # int64 [rows, LENGTH]
     hidden: Tensor  # float16 [rows, LENGTH - 1, hidden size]
+    counts: Tensor  # float32 [rows, LENGTH - 1], 0 for next tokens inside a loop
 
 
 def prompts(ids: np.ndarray, rows: int, length: int, generator: np.random.Generator) -> Tensor:
@@ -57,24 +59,29 @@ def continuations(target: LlamaForCausalLM, given: Tensor, temperature: float) -
     return texts
 
 
-def is_loop(tokens: list[int], size: int = 8) -> bool:
-    grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
-    return len(set(grams)) < (1 - MOST_REPEATED) * len(grams)
+def not_repeated(row: list[int], size: int = REPEAT) -> list[float]:
+    """1.0 for each token after the first, 0.0 where it ends an n-gram that occurred before in the row."""
+    seen: set[tuple[int, ...]] = set()
+    counts = [1.0] * (len(row) - 1)
+    for end in range(size, len(row) + 1):
+        gram = tuple(row[end - size : end])
+        if gram in seen:
+            counts[end - 2] = 0.0
+        seen.add(gram)
+    return counts
 
 
-def own_texts(target: LlamaForCausalLM, ids: np.ndarray, seconds: float, seed: int, batch: int = 64) -> list[Tensor]:
-    """Continuations written by the target for `seconds`, greedy and sampled in turn, loops left out."""
+def own_texts(target: LlamaForCausalLM, ids: np.ndarray, seconds: float, seed: int, batch: int = 96) -> list[Tensor]:
+    """Continuations written by the target for `seconds`, greedy and sampled in turn."""
     torch.manual_seed(seed)
     generator = np.random.default_rng(seed)
     end, texts, made = time.monotonic() + seconds, [], 0
     while time.monotonic() < end:
         length = (64, 96, 128)[made % 3]
         temperature = TEMPERATURE if made % 2 else 0.0
-        rows = continuations(target, prompts(ids, batch, length, generator), temperature)
-        kept = rows[[not is_loop(row[length:].tolist()) for row in rows]]
-        texts.append(kept)
+        texts.append(continuations(target, prompts(ids, batch, length, generator), temperature))
         made += 1
-        log.info("batch %d at temperature %.1f: %d of %d texts kept", made, temperature, len(kept), batch)
+        log.info("batch %d of %d texts at temperature %.1f", made, batch, temperature)
     return texts
 
 
@@ -86,14 +93,15 @@ def lessons(target: LlamaForCausalLM, rows: Tensor) -> Lessons:
     for part in rows.split(32):
         with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
             hidden.append(target.model(part[:, :-1], use_cache=False).last_hidden_state.half())
-    return Lessons(rows, torch.cat(hidden))
+    return Lessons(rows, torch.cat(hidden), torch.tensor([not_repeated(row) for row in rows.tolist()]))
 
 
-def distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+def distillation_loss(logits: Tensor, teacher: Tensor, counts: Tensor) -> Tensor:
     """KL(target || drafter) for sampled acceptance, plus cross entropy with the target's first choice for greedy."""
     quiet = log_softmax(logits, -1)
-    divergence = kl_div(quiet, log_softmax(teacher, -1), log_target=True, reduction="batchmean")
-    return divergence + 0.5 * cross_entropy(logits, teacher.argmax(-1))
+    divergence = kl_div(quiet, log_softmax(teacher, -1), log_target=True, reduction="none").sum(-1)
+    first_choice = nll_loss(quiet, teacher.argmax(-1), reduction="none")
+    return ((divergence + 0.5 * first_choice) * counts).sum() / counts.sum()
 
 
 def start_from_target(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
@@ -116,7 +124,8 @@ def distil(drafter: LlamaForCausalLM, target: LlamaForCausalLM, given: Lessons, 
         with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
             logits = drafter(given.tokens[rows, :-1], use_cache=False).logits
             teacher = nn.functional.linear(given.hidden[rows].to(logits.dtype), head)
-        loss = distillation_loss(logits.float().flatten(0, 1), teacher.float().flatten(0, 1))
+        counts = given.counts[rows].flatten()
+        loss = distillation_loss(logits.float().flatten(0, 1), teacher.float().flatten(0, 1), counts)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         for optimizer in made:
@@ -139,7 +148,7 @@ def train_drafter(
         np.save(work / "texts.npy", texts.numpy().astype(np.uint16))
     own = torch.from_numpy(np.load(work / "texts.npy").astype(np.int64))
     generator = np.random.default_rng(seed + 1)
-    corpus = prompts(train, len(own) // 2, LENGTH, generator)
+    corpus = prompts(train, max(len(own) // 2, CORPUS_WINDOWS), LENGTH, generator)
     given = lessons(target, torch.cat([own, corpus]))
     log.info("%d own texts, %d corpus windows", len(own), len(corpus))
     torch.manual_seed(seed)

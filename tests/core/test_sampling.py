@@ -32,7 +32,9 @@ def reference_mix(value: int) -> int:
 
 
 def reference_hash(seed: int, position: int, token: int) -> int:
-    key = reference_mix(reference_mix((seed + 0x9E3779B97F4A7C15) & MASK) ^ ((position + 1) * 0x9E3779B97F4A7C15 & MASK))
+    key = reference_mix(
+        reference_mix((seed + 0x9E3779B97F4A7C15) & MASK) ^ ((position + 1) * 0x9E3779B97F4A7C15 & MASK)
+    )
     return reference_mix((key + (token + 1) * 0x9E3779B97F4A7C15) & MASK)
 
 
@@ -40,7 +42,9 @@ def reference_uniform(seed: int, position: int, token: int) -> float:
     return (reference_hash(seed, position, token) >> 12) * 2.0**-52 + 2.0**-53
 
 
-def reference_adjusted(logits: Sequence[float], s: Sampling, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+def reference_adjusted(
+    logits: Sequence[float], s: Sampling, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
     """Bias first, then repetition over all tokens, then frequency and presence over the output."""
     values = [value + s.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
     counts = Counter(output)
@@ -86,7 +90,10 @@ def reference_choice(values: Sequence[float], s: Sampling, position: int) -> tup
         return min(range(len(values)), key=lambda token: (-values[token], token)), math.inf
     support, margin = reference_support(values, s)
     noisy = sorted(
-        ((value - math.log(-math.log(reference_uniform(s.seed, position, token))), token) for token, value in support.items()),
+        (
+            (value - math.log(-math.log(reference_uniform(s.seed, position, token))), token)
+            for token, value in support.items()
+        ),
         reverse=True,
     )
     if len(noisy) > 1:
@@ -197,7 +204,9 @@ def test_ties_go_to_the_lowest_id(library: str) -> None:
 
 VOCABULARY = 12
 _logits = st.lists(
-    st.one_of(st.floats(-8, 8, width=32), st.sampled_from([0.0, 1.0, -1.0, 2.5])), min_size=VOCABULARY, max_size=VOCABULARY
+    st.one_of(st.floats(-8, 8, width=32), st.sampled_from([0.0, 1.0, -1.0, 2.5])),
+    min_size=VOCABULARY,
+    max_size=VOCABULARY,
 )
 _tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=6)
 _samplings = st.builds(

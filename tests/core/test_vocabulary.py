@@ -224,10 +224,10 @@ def test_a_tokenizer_without_fixed_bytes_is_refused() -> None:
         Vocabulary(Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")))
 
 
-def test_neither_torch_nor_transformers_is_imported() -> None:
+def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
     """An edge device has neither; tokenizers itself comes late."""
     code = (
         "import sys, paceline.core.vocabulary; assert 'tokenizers' not in sys.modules;"
         "import tokenizers; assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

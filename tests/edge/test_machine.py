@@ -66,8 +66,9 @@ class ServiceMachine(RuleBasedStateMachine):
         self.send(self.truths[name, number], 0)
 
     @precondition(lambda self: self.live())
-    @rule(data=st.data(), k=st.integers(0, 6), late=st.booleans())
+    @rule(data=st.data(), k=st.integers(0, 6), late=st.sampled_from((False, False, True)))
     def ask(self, data: st.DataObject, k: int, late: bool) -> None:
+        """The Draft is sent at once, or held up on its way."""
         truth = data.draw(st.sampled_from(self.live()))
         if late:
             self.delayed.append((truth.target, truth.item(k)))
@@ -75,10 +76,27 @@ class ServiceMachine(RuleBasedStateMachine):
             self.send(truth, k)
 
     @precondition(lambda self: self.live())
-    @rule(data=st.data(), accepted=st.integers(0, 6), own=st.integers(0, 60))
-    def commit(self, data: st.DataObject, accepted: int, own: int) -> None:
-        """The target accepts some of what a drafter would propose, and adds a token of its own."""
+    @rule(data=st.data(), rounds=st.integers(1, 3), k=st.integers(1, 6), lost=st.booleans())
+    def play(self, data: st.DataObject, rounds: int, k: int, lost: bool) -> None:
+        """Some whole rounds: draft, accept some of it, commit, also where the answer was lost."""
         truth = data.draw(st.sampled_from(self.live()))
+        for _ in range(rounds):
+            self.commit(truth, data.draw(st.integers(0, k)), data.draw(st.integers(0, 60)))
+            acknowledged = truth.acknowledged
+            self.delayed.append((truth.target, truth.item(data.draw(st.integers(0, 6)))))
+            self.send(truth, k)
+            self.settle()
+            if lost:
+                truth.acknowledged = acknowledged
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), accepted=st.integers(0, 6), own=st.integers(0, 60))
+    def decode(self, data: st.DataObject, accepted: int, own: int) -> None:
+        """The target goes on without saying so."""
+        self.commit(data.draw(st.sampled_from(self.live())), accepted, own)
+
+    def commit(self, truth: Truth, accepted: int, own: int) -> None:
+        """What a drafter would propose, as far as it is accepted, and a token of the target's own."""
         if accepted and len(truth.tokens) < 180:
             truth.tokens += fresh_proposals(truth, accepted)
         truth.tokens.append(own)
@@ -99,16 +117,17 @@ class ServiceMachine(RuleBasedStateMachine):
         self.forget(truth)
         self.bench.close(truth.target, truth.id)
 
-    @rule(name=st.sampled_from(TARGETS), data=st.data())
-    def ping(self, name: str, data: st.DataObject) -> None:
-        """The target lists its sessions; now and then it has forgotten one."""
+    @rule(name=st.sampled_from(TARGETS), forgets=st.sampled_from((0, 0, 1, 5)))
+    def ping(self, name: str, forgets: int) -> None:
+        """The target lists its sessions; now and then it has forgotten some."""
         live = [truth for truth in self.live() if truth.target == name]
-        listed = data.draw(st.lists(st.sampled_from(live), unique=True)) if live else []
+        listed = live[forgets:]
         for truth in live:
             if truth not in listed:
                 self.forget(truth)
         self.bench.ping(name, *[truth.id for truth in listed])
 
+    @precondition(lambda self: len(self.bench.sent) > 5)
     @rule(name=st.sampled_from(TARGETS), loses=st.booleans())
     def reconnect(self, name: str, loses: bool) -> None:
         """A new Hello, maybe after the loss was noticed; nothing of the old link can arrive any more."""
@@ -233,5 +252,5 @@ def fresh_proposals(truth: Truth, k: int, position: int | None = None) -> list[i
 
 TestService = ServiceMachine.TestCase
 TestService.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

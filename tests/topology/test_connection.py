@@ -364,9 +364,7 @@ async def test_a_misbehaving_drafter_is_left_and_dialled_again(transport: Transp
     await listener.close()
 
 
-async def test_a_refusal_is_logged_once_and_tried_again(
-    transport: Transport, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refusal_is_logged_once_and_tried_again(transport: Transport, caplog: pytest.LogCaptureFixture) -> None:
     """A wrong key: one line at each end however often it is tried, and no handler hears of it."""
     above, below = Recorder(), Recorder()
     caplog.set_level(logging.INFO)
@@ -472,9 +470,7 @@ async def test_a_stopping_target_says_goodbye(transport: Transport) -> None:
         assert below.downs[0][1] == "the target says goodbye: target 'chat-a' stops"
 
 
-async def test_a_refusal_says_both_names_to_the_target(
-    transport: Transport, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refusal_says_both_names_to_the_target(transport: Transport, caplog: pytest.LogCaptureFixture) -> None:
     """An authenticated target of another deployment reads in its own log what is wrong."""
     told = Waiting()
     handler = logging.Handler()

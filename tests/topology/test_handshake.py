@@ -13,7 +13,7 @@ from paceline.core.vocabulary import VocabularyIdentity
 from paceline.topology.handshake import DrafterHandshake, Identity, TargetHandshake, refusal_frame
 from paceline.topology.wire import Challenge, Error, Goodbye, Hello, Message, Ping, Prove, Welcome, decode, encode
 
-WORDS = VocabularyIdentity("aa" * 16, 1000, b"one." b"two." b"thr." b"for.")
+WORDS = VocabularyIdentity("aa" * 16, 1000, b"one.two.thr.for.")
 TARGET = Identity("star", "chat-a", key=b"secret", vocabulary=WORDS, software="paceline 0.1")
 DRAFTER = Identity(
     "star", "orin-1", key=b"secret", vocabulary=WORDS, model="tiny", strategy="draft_model", max_sessions=16
@@ -145,9 +145,9 @@ def test_the_wrong_drafter_at_an_address_is_named() -> None:
 @pytest.mark.parametrize(
     ("theirs", "code", "sentence"),
     [
-        (VocabularyIdentity("bb", 1000, b"one." b"TWO." b"thr." b"for."), "tokenizer", "first in ids 256..511"),
-        (VocabularyIdentity("bb", 1000, b"one." b"two." b"thr." b"FOR."), "tokenizer", "first in ids 768..999"),
-        (VocabularyIdentity("bb", 1030, b"one." b"two." b"thr." b"for." b"fiv."), "tokenizer", "ids 1000..1029 exist"),
+        (VocabularyIdentity("bb", 1000, b"one.TWO.thr.for."), "tokenizer", "first in ids 256..511"),
+        (VocabularyIdentity("bb", 1000, b"one.two.thr.FOR."), "tokenizer", "first in ids 768..999"),
+        (VocabularyIdentity("bb", 1030, b"one.two.thr.for.fiv."), "tokenizer", "ids 1000..1029 exist"),
         (VocabularyIdentity("bb", 1000, WORDS.block_hashes), "tokenizer", "special tokens"),
         (VocabularyIdentity("bb", 900, b"odd"), "tokenizer", "ids 900..999 exist"),
         (None, "vocabulary", "vocabularies of 1000 and 0 ids"),

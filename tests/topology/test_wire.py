@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import msgspec
@@ -98,10 +99,8 @@ def test_what_is_encoded_is_decoded(message: Message) -> None:
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_message_or_a_wire_error(data: bytes) -> None:
     """Nothing else is ever raised."""
-    try:
+    with contextlib.suppress(WireError):
         decode(data)
-    except WireError:
-        pass
 
 
 @given(messages, st.data())

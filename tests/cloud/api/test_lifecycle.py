@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.cloud.api.serving import bind
+from paceline.cloud.api.app import create_app
+from paceline.cloud.api.serving import bind, serve
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import EngineConfig, LinkDown
 from paceline.core.emulated import Pace, ToyModel
@@ -49,7 +50,7 @@ def failing(after: int) -> Any:
 async def test_a_client_that_leaves_frees_its_sessions(running: Any, stream: bool) -> None:
     """Closing the connection in mid-generation frees every choice's session and its memory, streamed or not."""
     async with running(pace=SLOW) as target:
-        async with httpx.AsyncClient(base_url=target.url, trust_env=False) as leaving:
+        async with httpx.AsyncClient(base_url=target.url, trust_env=False, verify=False) as leaving:
             call = asyncio.create_task(_read_all(leaving, LONG | {"stream": stream, "n": 3}))
             await target.until(lambda: target.engine.live_sessions == 3)
             await target.until(lambda: target.engine.statistics.tokens > 12)
@@ -95,11 +96,43 @@ async def test_failure_before_the_first_token_is_500(running: Any) -> None:
 
 async def test_failure_in_mid_stream_is_an_event(running: Any) -> None:
     """A failure after the first token is an error event, and the stream still ends with [DONE]."""
-    async with running(wrap=failing(5)) as target:
-        events = await target.events(**LONG)
+    async with running(wrap=failing(10_000), pace=SLOW) as target:
+        events = []
+        async with target.client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
+            async for line in response.aiter_lines():
+                if line:
+                    events.append(line.removeprefix("data: "))
+                    target.model.left = 0
+    assert response.status_code == 200
     assert events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["type"] == "server_error"
-    assert len(events) >= 3
+    assert "text" in json.loads(events[0])["choices"][0]
+
+
+async def test_failure_reaches_who_waits_in_the_queue(running: Any) -> None:
+    """When the engine fails, calls that run and calls that wait for room are both told, none hangs."""
+    config = EngineConfig(max_sessions=1)
+    async with running(config=config, wrap=failing(10_000), pace=SLOW) as target:
+        calls = [target.client.post("/v1/completions", json=LONG) for _ in range(3)]
+        waiting = [asyncio.create_task(call) for call in calls]
+        await target.until(lambda: target.engine.queued == 2)
+        target.model.left = 0
+        responses = await asyncio.gather(*waiting)
+    assert [response.status_code for response in responses] == [500] * 3
+
+
+async def test_a_server_that_stops_does_not_wait_for_ever(running: Any) -> None:
+    """Leaving `serve` cancels what still runs after its grace and frees the sessions."""
+    async with running(pace=SLOW) as target:
+        async with serve(create_app(target.service, "toy"), "127.0.0.1:0", grace=1.0) as url:
+            client = httpx.AsyncClient(base_url=url, trust_env=False, verify=False)
+            call = asyncio.create_task(_read_all(client, LONG | {"stream": True}))
+            await target.until(lambda: target.engine.statistics.tokens > 2)
+        assert target.engine.statistics.tokens < 4000
+        with pytest.raises(httpx.HTTPError):
+            await call
+        await client.aclose()
+        await target.until(lambda: target.engine.live_sessions == 0)
 
 
 async def test_health_of_a_target_with_drafters(running: Any) -> None:

@@ -138,7 +138,9 @@ async def test_too_long_is_refused_with_the_numbers(running: Any) -> None:
 async def test_a_body_too_large(target: Any) -> None:
     """Megabytes beyond the cap are refused without being read as a request."""
     response = await target.client.post("/v1/completions", content=b" " * (16 * 1024 * 1024 + 1))
-    assert response.status_code == 413
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    almost = await target.client.post("/v1/completions", content=b" " * (16 * 1024 * 1024))
+    assert almost.json()["error"]["code"] == "invalid_json"
 
 
 async def test_queue_full_is_503_with_retry_after(running: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+import trustme
 
 from paceline.core.errors import LinkClosed, UserError, WireError
 from paceline.topology.links.base import Channel, Listener, Transport
@@ -61,13 +63,25 @@ class End:
         return self.reasons[0]
 
 
+def tls_transport(trusted: bool = True) -> TcpTransport:
+    """TCP inside TLS with a throw-away certificate that the dialer trusts, or not."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    (authority if trusted else trustme.CA()).configure_trust(client)
+    return TcpTransport(server_tls=server, client_tls=client)
+
+
+TRANSPORTS: dict[str, Callable[[], Transport]] = {"tcp": TcpTransport, "tls": tls_transport, "memory": MemoryTransport}
+
+
 class Network:
     """A transport and an address at which it can listen."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.transport: Transport = TcpTransport() if kind == "tcp" else MemoryTransport()
-        self.address = "127.0.0.1:0" if kind == "tcp" else "drafter"
+        self.transport = TRANSPORTS[kind]()
+        self.address = "drafter" if kind == "memory" else "127.0.0.1:0"
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[tuple[Listener, Callable[[], Awaitable[Channel]]]]:
@@ -93,7 +107,7 @@ class Network:
             await far.closed()
 
 
-@pytest.fixture(params=["tcp", "memory"])
+@pytest.fixture(params=TRANSPORTS)
 def network(request: pytest.FixtureRequest) -> Network:
     return Network(request.param)
 
@@ -227,7 +241,7 @@ async def test_bytes_are_counted(network: Network) -> None:
         far.channel.send(bytes(7))
         await far.until(lambda end: len(end.frames) == 2)
         await near.until(lambda end: len(end.frames) == 1)
-        prefixes = 4 if network.kind == "tcp" else 0
+        prefixes = 0 if network.kind == "memory" else 4
         assert near.channel.bytes_out == far.channel.bytes_in == 123 + 2 * prefixes
         assert far.channel.bytes_out == near.channel.bytes_in == 7 + prefixes
 
@@ -273,6 +287,23 @@ async def test_a_refused_dial_names_the_address() -> None:
             await TcpTransport().dial(address)
     with pytest.raises(LinkClosed, match="nothing listens at nowhere"):
         await MemoryTransport().dial("nowhere")
+
+
+async def test_an_unknown_certificate_is_refused() -> None:
+    """The dialer says that TLS failed and why; no channel comes to be."""
+    listener = await tls_transport().listen("127.0.0.1:0", lambda channel: pytest.fail("accepted"))
+    with pytest.raises(LinkClosed, match="TLS failed.*verify failed"):
+        await tls_transport(trusted=False).dial(listener.address)
+    await listener.close()
+
+
+async def test_plain_bytes_on_a_tls_port_end_without_a_channel() -> None:
+    """Someone who does not speak TLS is closed before a channel exists."""
+    listener = await tls_transport().listen("127.0.0.1:0", lambda channel: pytest.fail("accepted"))
+    end = End(await TcpTransport().dial(listener.address))
+    end.channel.send(b"not a client hello")
+    await end.closed()
+    await listener.close()
 
 
 # What only TCP has: a byte stream that others can write.
