@@ -33,9 +33,7 @@ def write_topology(path: Path, drafters: list[dict[str, Any]], targets: list[dic
         "version": 1,
         "name": path.stem,
         "drafters": [{"model": str(DRAFTER), "listen": f"127.0.0.1:{next(ports)}", **one} for one in drafters],
-        "targets": [
-            {"model": str(TARGET), "api": {"listen": f"127.0.0.1:{next(ports)}"}, **one} for one in targets
-        ],
+        "targets": [{"model": str(TARGET), "api": {"listen": f"127.0.0.1:{next(ports)}"}, **one} for one in targets],
     }
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
@@ -81,9 +82,7 @@ async def serve_drafter() -> None:
     """The other process: says its port, then serves until stdin ends."""
     links = DrafterLinks()
     identity = Identity("bench", "drafter", max_context=LENGTH, max_draft_length=MAX_DRAFT_LENGTH)
-    service = links.service = DrafterService(
-        CountingStrategy(), RealClock(), Limits(), links.reply, identity.epoch
-    )
+    service = links.service = DrafterService(CountingStrategy(), RealClock(), Limits(), links.reply, identity.epoch)
     threading.Thread(target=service.run, daemon=True).start()
     async with anyio.create_task_group() as tasks:
         address = await tasks.start(DrafterServer(TcpTransport(), "127.0.0.1:0", identity, links).run)
@@ -101,12 +100,14 @@ async def serve_echo() -> None:
             await writer.drain()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    print("127.0.0.1:%d" % server.sockets[0].getsockname()[1], flush=True)
+    print(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
 def other_process(role: str) -> tuple[Any, str]:
-    process = subprocess.Popen([sys.executable, __file__, role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -155,7 +156,7 @@ async def our_rounds(address: str, rounds: int) -> tuple[list[float], float, flo
         assert engine.statistics.acceptance_length > K, "drafts were not accepted"
         tasks.cancel_scope.cancel()
     times = bench.times[50 : 50 + rounds]
-    seconds = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    seconds = [later - sooner for sooner, later in itertools.pairwise(times)]
     return seconds, out / count / LANE, back / count / LANE
 
 

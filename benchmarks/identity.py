@@ -150,18 +150,18 @@ def random_plan(seed: int) -> Plan:
         seed=seed,
         faults=faults,
         lanes=random.randint(1, 4),
-        deadline=random.choice([None, None, 0.004, 0.1]),
+        deadline=random.choice([None, None, None, 0.02, 0.1, 0.004]),
         agreement=random.choice([0.0, 0.5, 0.8, 0.95, 1.0]),
         target_sessions=random.choice([3, 16, 32]),
         target_slots=random.choice([1200, 8192]),
         prefill_chunk=random.choice([5, 64]),
         max_tokens_in_draft=random.choice([24, 16_384]),
-        drafter_context=random.choice([120, 4096]),
+        drafter_context=random.choice([120, 4096, 4096, 4096]),
         limits=Limits(
-            max_sessions=random.choice([4, 64]),
+            max_sessions=random.choice([4, 64, 64, 64]),
             max_batch=random.choice([1, 8, 32]),
             max_messages=random.choice([0, 1]),
-            max_queue=random.choice([4, 256]),
+            max_queue=random.choice([4, 256, 256, 256]),
             chunk=random.choice([32, 256]),
             idle_seconds=random.choice([0.02, 10.0]),
         ),
@@ -425,11 +425,11 @@ class Result:
         self.failures.extend(other.failures)
 
 
-def compare(tokens: int, seed: int = 0, progress: bool = False) -> Result:
-    """Worlds until so many tokens are compared. Leaks count as failures."""
+def compare(tokens: int, seed: int = 0, requests: int = 48, progress: bool = False) -> Result:
+    """Worlds of so many requests until so many tokens are compared. Leaks count as failures."""
     total = Result()
     for number in itertools.count(seed):
-        world = World(random_plan(number))
+        world = World(random_plan(number), requests)
         world.run()
         total.add(world.compare())
         total.failures.extend(world.leaks())

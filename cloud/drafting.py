@@ -66,6 +66,12 @@ class DrafterState:
     def up(self) -> bool:
         return self.send is not None
 
+    def answered(self, seconds: float) -> None:
+        """A draft came so long after it was asked for. One past the deadline has it measured anew at once."""
+        self.arrivals.add(seconds)
+        if seconds > self._measured_deadline:
+            self._measured_at = -DEADLINE_SAMPLES
+
     def deadline(self) -> float:
         """Seconds to wait for a draft: 2 × the p99 of send→arrival, late replies included."""
         if self._fixed_deadline is not None:
@@ -236,7 +242,7 @@ class Drafting:
                 continue
             sent = session.drafts.sent_at.pop(item.position, None)
             if sent is not None and item.status == Status.OK:
-                drafter.arrivals.add(now - sent)
+                drafter.answered(now - sent)
             if self._take(session, item, now):
                 again[session] = session.drafts.wanted * self._draft_length(session, now)
             in_time = sent is not None and item.status == Status.OK and now - sent <= patience

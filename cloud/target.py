@@ -27,7 +27,7 @@ from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
-from paceline.topology.process import StatusFile, on_thread
+from paceline.topology.process import StatusFile, load_or_stop
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
 from paceline.topology.wire import Drafted, Hello, Message, Welcome
 
@@ -70,7 +70,10 @@ async def run_target(
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
-    model, vocabulary = await on_thread(f"load {spec.name}", lambda: load_target(spec))
+    loaded = await load_or_stop(stop, f"load {spec.name}", lambda: load_target(spec))
+    if loaded is None:
+        return
+    model, vocabulary = loaded
     drafters = topology.drafters_of(spec) if with_drafters else ()
     dispatch = Dispatch()
     token_bytes = [

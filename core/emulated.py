@@ -41,7 +41,7 @@ class ToyLanguage:
     def rows(self, states: Sequence[int]) -> np.ndarray[Any, Any]:
         """float64 logits [len(states), vocabulary_size]."""
         keys = np.array([signed(mix(state ^ self.seed)) for state in states], np.int64)[:, None]
-        logits = 2.0 * gumbel(keys, np.arange(self.vocabulary_size)[None, :])
+        logits: np.ndarray[Any, Any] = 2.0 * gumbel(keys, np.arange(self.vocabulary_size)[None, :])
         if self.agreement < 1.0:
             for row, state in enumerate(states):
                 self._disagree(logits[row], mix(state ^ 0x5DEECE66D))

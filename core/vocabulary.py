@@ -133,14 +133,16 @@ def _token_bytes(tokenizer: Tokenizer, description: dict[str, Any], added: dict[
     if not byte_level and not marked and not description["model"].get("byte_fallback"):
         kind = description["model"].get("type", "?")
         raise UserError(f"a {kind} tokenizer without byte-level or sentencepiece pieces is not supported")
-    from_letter = {letter: byte for byte, letter in _byte_letters().items()}
+    letters = _byte_letters()
+    alphabet = frozenset(letters.values())
+    to_latin = {ord(letter): byte for byte, letter in letters.items()}
     result = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, id in vocabulary.items():
         if id in added and (byte_level or added[id]["special"]):
             result[id] = token.encode()
         elif byte_level:
-            known = all(letter in from_letter for letter in token)
-            result[id] = bytes(from_letter[letter] for letter in token) if known else token.encode()
+            known = alphabet.issuperset(token)
+            result[id] = token.translate(to_latin).encode("latin-1") if known else token.encode()
         elif match := _BYTE_TOKEN.fullmatch(token):
             result[id] = bytes([int(match[1], 16)])
         else:

@@ -22,7 +22,7 @@ from paceline.edge.strategies.base import Strategy
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
-from paceline.topology.process import StatusFile, on_thread
+from paceline.topology.process import StatusFile, load_or_stop
 from paceline.topology.server import DrafterServer
 from paceline.topology.spec import DrafterSpec, Topology
 from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
@@ -92,7 +92,9 @@ async def run_drafter(
 ) -> None:
     """Serves until `stop`. UserError when the model or the port is not to be had."""
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
-    loaded: Loaded = await on_thread(f"load {spec.name}", lambda: load_strategy(spec))
+    loaded: Loaded | None = await load_or_stop(stop, f"load {spec.name}", lambda: load_strategy(spec))
+    if loaded is None:
+        return
     strategy = loaded.strategy
     identity = Identity(
         topology.name,

@@ -14,8 +14,9 @@ class Limits:
     """What one drafter takes on.
 
     max_batch: sessions in one draft step. max_messages: Draft messages drafted for at once, 0 for any number.
-    max_queue: sessions of one target that may wait. chunk: tokens of catch-up between two draft steps;
-    chunk_seconds: how long such a chunk may take while other targets are connected (it shrinks down to 32 tokens).
+    max_queue: sessions of one target that may wait. chunk: most tokens of catch-up between two draft steps;
+    chunk_share: which share of the shortest round of any target such a chunk may take (it shrinks to that), so that
+    a Draft that arrives just after it began costs its target little.
     idle_seconds: how long a session must be idle before another may take its place. weights: each target's share,
     1 where nothing is said.
     """
@@ -25,7 +26,7 @@ class Limits:
     max_messages: int = 0
     max_queue: int = 256
     chunk: int = 256
-    chunk_seconds: float = 0.01
+    chunk_share: float = 0.1
     idle_seconds: float = 10.0
     weights: Mapping[str, float] = field(default_factory=dict)
 

@@ -25,6 +25,9 @@ class DeficitRoundRobin(Generic[Key]):
         """Who is served now, of those who want an item (and its cost in tokens > 0); the cost is charged."""
         for key in [key for key in self._credit if key not in wants]:
             del self._credit[key]
+        if not self._credit:
+            first = next(iter(wants))
+            self._credit[first] = self._quantum * self._weight(first)
         for key in wants:
             self._credit.setdefault(key, 0.0)
         while True:

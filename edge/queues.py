@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from paceline.edge.fairness import DeficitRoundRobin
 from paceline.edge.sessions import Phase, Session
 
 LEAST_CHUNK = 32  # tokens; shorter chunks cost more passes than they save waiting
+READING_WEIGHT = 0.5  # of a target's own: its drafts are waited for, its prompts mostly are not
+PAUSE_SECONDS = 1.0  # longer gaps between Drafts are no rounds
 
 
 class Peer:
@@ -20,6 +23,19 @@ class Peer:
         self.vocabulary_size = vocabulary_size
         self.queue: deque[Session] = deque()  # for a place in the batch
         self.reading: deque[Session] = deque()  # for the next chunk; the first reads to its end
+        self._asked_at = -math.inf
+        self._round_seconds = math.inf
+
+    def asks(self, now: float) -> None:
+        """Notes that drafts are asked for, to know how long the target's rounds are."""
+        gap, self._asked_at = now - self._asked_at, now
+        if gap < PAUSE_SECONDS:
+            known = self._round_seconds < math.inf
+            self._round_seconds = 0.8 * self._round_seconds + 0.2 * gap if known else gap
+
+    def round_seconds(self, now: float) -> float:
+        """The smoothed time between two Drafts that ask for proposals; infinite when none came lately."""
+        return self._round_seconds if now - self._asked_at < PAUSE_SECONDS else math.inf
 
 
 class _Turn(NamedTuple):
@@ -38,7 +54,10 @@ class Queues:
         self._limits = limits
         self._reads_together = reads_together
         self._places = DeficitRoundRobin[str](weight=lambda name: limits.weights.get(name, 1.0))
-        self._turns = DeficitRoundRobin[_Turn](weight=lambda turn: limits.weights.get(turn.target, 1.0))
+        self._turns = DeficitRoundRobin[_Turn](weight=self._turn_weight)
+
+    def _turn_weight(self, turn: _Turn) -> float:
+        return self._limits.weights.get(turn.target, 1.0) * (READING_WEIGHT if turn.reads else 1.0)
 
     @property
     def busy(self) -> bool:
@@ -126,6 +145,10 @@ class Queues:
         self.batch.append(session)
 
     # --- time for reading
+
+    def shortest_round(self, now: float) -> float:
+        """Seconds of the shortest rounds of all targets, infinite when none is at work."""
+        return min((peer.round_seconds(now) for peer in self.peers.values()), default=math.inf)
 
     def turn_to_read(self, chunk: int) -> list[tuple[Session, int]]:
         """At most `chunk` tokens to read now, of one target's sessions; nothing when it is the batch's turn."""

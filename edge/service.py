@@ -6,6 +6,7 @@ through `reply` alone. It never idles while there is work, and a session joins t
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable, Mapping
 
@@ -147,6 +148,8 @@ class DrafterService:
                 taken = self._schedule(peer, taken, item.k, now)
             if taken is not None:
                 answers.append(taken)
+        if any(item.k for item in draft.items):
+            peer.asks(now)
         if answers:
             self._send(peer.name, answers, 0, 0)
 
@@ -190,10 +193,11 @@ class DrafterService:
             self._after_reading(session, end)
 
     def _fitting_chunk(self, count: int, seconds: float) -> int:
-        """While there are other targets, a chunk is what takes about chunk_seconds."""
-        if len(self._queues.peers) < 2 or seconds <= 0:
+        """A chunk is what takes about chunk_share of the shortest round, judged by the last one's speed."""
+        budget = self._limits.chunk_share * self._queues.shortest_round(self._clock.now())
+        if seconds <= 0 or budget == math.inf:
             return self._limits.chunk
-        return max(LEAST_CHUNK, min(self._limits.chunk, int(self._limits.chunk_seconds * count / seconds)))
+        return max(LEAST_CHUNK, min(self._limits.chunk, int(budget * count / seconds)))
 
     def _after_reading(self, session: Session, now: float) -> None:
         if session.behind > (self._strategy.quick if session.want else 0):

@@ -26,12 +26,12 @@ def identity() -> ModuleType:
 
 def test_no_token_differs_under_faults(identity: ModuleType) -> None:
     """Random worlds: every id, text and end is plain decoding's, nothing leaks, and every fault really happened."""
-    result = identity.compare(25_000)
+    result = identity.compare(15_000, requests=12)
     assert result.failures == []
     assert result.differing == 0
-    assert result.tokens >= 25_000
+    assert result.tokens >= 15_000
     assert result.emitted_with_draft > 2 * result.drafted_rounds
-    assert result.drafted_rounds > 0.2 * result.rounds
+    assert result.drafted_rounds > 0.15 * result.rounds
     faults = {"lost", "doubled", "delayed", "nonsense", "restarts", "outages", "cancelled", "old link"}
     assert {name for name in faults if result.faults[name] == 0} == set()
 

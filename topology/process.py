@@ -84,6 +84,21 @@ class StatusFile:
             await anyio.sleep(STATUS_SECONDS)
 
 
+async def load_or_stop(stop: anyio.Event, name: str, load: Callable[[], Any]) -> Any:
+    """What `load` returns, or None as soon as the process is to stop: nobody waits for a model then."""
+    loaded = None
+    async with anyio.create_task_group() as tasks:
+
+        async def leave() -> None:
+            await stop.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(leave)
+        loaded = await on_thread(name, load)
+        tasks.cancel_scope.cancel()
+    return loaded
+
+
 async def on_thread(name: str, work: Callable[[], Any]) -> Any:
     """Runs blocking work on a thread of its own, so that the loop still hears signals."""
     loop = asyncio.get_running_loop()

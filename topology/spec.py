@@ -61,7 +61,7 @@ __all__ = [
     "unsupported",
 ]
 
-MAXIMUM_BYTES = 1 << 20
+MAXIMUM_BYTES = 1 << 18
 _SECTIONS: dict[tuple[str, ...], type[Section]] = {
     (): Topology,
     ("security",): Security,
@@ -121,7 +121,7 @@ def read_text(path: Path) -> str:
     """A small UTF-8 file. Raises UserError with one sentence when it cannot be read."""
     try:
         if path.is_file() and path.stat().st_size > MAXIMUM_BYTES:
-            raise UserError(f"{path}: is larger than 1 MiB; that is no topology")
+            raise UserError(f"{path}: is larger than 256 KiB; that is no topology")
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None

@@ -15,6 +15,7 @@ import yaml
 
 Path = tuple[str | int, ...]
 MAXIMUM_VALUES = 50_000  # after anchors are followed: a small file must not unfold to a huge one
+MAXIMUM_DEPTH = 50
 
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = {_CORE + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")}
@@ -68,15 +69,13 @@ def read_yaml(text: str) -> Document:
     """Reads one YAML document. Never raises: whatever is wrong is in `problems`, and `data` is what could be read."""
     document = Document()
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
         if node is None:
             document.problems.append(YamlProblem(Mark(1, 1), (), "the file is empty"))
         else:
             document.data = _Builder(document).build(node, ())
     except _TooMuch as error:
-        document.problems.append(YamlProblem(error.mark, (), "unfolds to too many values; use fewer anchors"))
-    except RecursionError:
-        document.problems.append(YamlProblem(Mark(1, 1), (), "is nested too deeply"))
+        document.problems.append(YamlProblem(error.mark, (), str(error)))
     except yaml.MarkedYAMLError as error:
         document.problems.append(YamlProblem(*_syntax(error)))
     except yaml.reader.ReaderError as error:
@@ -91,9 +90,26 @@ def read_yaml(text: str) -> Document:
 
 
 class _TooMuch(Exception):
-    def __init__(self, mark: Mark) -> None:
-        super().__init__("too many values")
+    def __init__(self, mark: Mark, message: str) -> None:
+        super().__init__(message)
         self.mark = mark
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses deep nesting while it reads: PyYAML's time for it is quadratic, and Python's stack is finite."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        self._check(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._check(len(self.indents))
+        return super().add_indent(column)
+
+    def _check(self, depth: int) -> None:
+        if depth > MAXIMUM_DEPTH:
+            mark = self.get_mark()
+            raise _TooMuch(Mark(mark.line + 1, mark.column + 1), "is nested too deeply")
 
 
 class _Builder:
@@ -105,8 +121,10 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.count += 1
-        if self.count > MAXIMUM_VALUES:  # a node that contains itself ends here, or as a RecursionError
-            raise _TooMuch(_mark(node))
+        if self.count > MAXIMUM_VALUES:
+            raise _TooMuch(_mark(node), "unfolds to too many values; use fewer anchors")
+        if len(path) > MAXIMUM_DEPTH:  # an anchor within itself ends here
+            raise _TooMuch(_mark(node), "is nested too deeply")
         self.document.values[path] = _mark(node)
         if isinstance(node, yaml.MappingNode) and node.tag == _CORE + "map":
             return self.mapping(node, path)

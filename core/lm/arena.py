@@ -40,7 +40,13 @@ class Arena:
             )
         # Zeros, not empty: a batched read may cover slots nobody wrote, and masked NaN is still NaN. The operating
         # system hands out zeroed pages on first touch, so an unused part of the arena costs nothing.
-        self.kv = torch.zeros(layers, self.slots, 2, kv_heads, head_dim, dtype=dtype, device=device)
+        try:
+            self.kv = torch.zeros(layers, self.slots, 2, kv_heads, head_dim, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise UserError(
+                f"{device} has no room for the KV memory of {self.slots} tokens × {self.slot_bytes} bytes ="
+                f" {_mebibytes(self.slots * self.slot_bytes)}: lower kv_memory"
+            ) from error
         self.rows = [layer.view(self.slots, 2 * kv_heads * head_dim) for layer in self.kv]
         self.indices = torch.arange(self.slots, device=device)
         self._holes = [(0, self.slots)]  # (first, size), sorted, never touching each other

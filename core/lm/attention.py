@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from paceline.core.errors import UnsupportedModel
 from paceline.core.lm.arena import Arena
-from paceline.core.lm.varlen import Tables, varlen_attention
+from paceline.core.lm.varlen import Kernel, Tables, varlen_attention
 from paceline.core.model import Segment
 
 NAME = "paceline"
@@ -47,11 +47,12 @@ class Packing:
     """Where each token of one forward lives, computed once and read by every layer.
 
     ids, positions, slots: int64 [ΣT]; rows: indices of the tokens whose logits are asked for, in the order of the
-    segments. The tokens themselves are ordered by (T, span), so that equally long segments become one run.
+    segments; kernel: what reads the arena through a block table, if anything does. The tokens themselves are ordered
+    by (T, span), so that equally long segments become one run.
     """
 
-    def __init__(self, arena: Arena, segments: Sequence[Segment]) -> None:
-        self.arena = arena
+    def __init__(self, arena: Arena, segments: Sequence[Segment], kernel: Kernel | None = None) -> None:
+        self.arena, self.kernel = arena, kernel
         order = sorted(range(len(segments)), key=lambda i: (len(segments[i].tokens), segments[i].span.first))
         self.segments = [segments[i] for i in order]
         ids: list[int] = []
@@ -154,10 +155,8 @@ def attend(
     """
     arena = packing.arena
     explicit = softcap is not None or sinks is not None
-    if query.is_cuda and not explicit:
-        out = varlen_attention(arena, packing.tables(), layer, query, heads, scaling, window)
-        if out is not None:
-            return out
+    if packing.kernel is not None and not explicit:
+        return varlen_attention(packing.kernel, arena, packing.tables(), layer, query, heads, scaling, window)
     kv_heads, dim = arena.kv_heads, arena.head_dim
     groups, slot = heads // kv_heads, 2 * kv_heads * dim
     step = query.stride(0)

@@ -32,14 +32,14 @@ LIMIT = 512 * 2**20  # bytes of copied weights
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one decoder layer: products as [out, in], `*_t` transposed for addmm."""
+    """Weights of one decoder layer, each [in, out]."""
 
-    qkv: torch.Tensor  # rows: query heads, key heads (both interleaved), value heads
+    qkv: torch.Tensor  # columns: query heads, key heads (both interleaved), value heads
     qkv_bias: torch.Tensor | None
     head_gain: torch.Tensor | None  # [heads + kv_heads, dim], of models that norm each head
-    output_t: torch.Tensor
+    output: torch.Tensor
     gate_up: torch.Tensor
-    down_t: torch.Tensor
+    down: torch.Tensor
     rotary: bool
     window: int | None
 
@@ -104,12 +104,12 @@ class FusedForward:
             norms = [attention.q_norm.weight] * self.heads + [attention.k_norm.weight] * self.arena.kv_heads
             head_gain = torch.stack(norms).flatten()[order[: len(norms) * dim]].view(len(norms), dim) * dim**0.5
         return Layer(
-            qkv=(weight * gain)[order],
+            qkv=(weight * gain)[order].t().contiguous(),
             qkv_bias=None if bias is None else bias[order],
             head_gain=head_gain,
-            output_t=attention.o_proj.weight.t(),
-            gate_up=gate_up * mlp_gain,
-            down_t=mlp.down_proj.weight.t(),
+            output=attention.o_proj.weight.t(),
+            gate_up=(gate_up * mlp_gain).t().contiguous(),
+            down=mlp.down_proj.weight.t(),
             rotary=bool(getattr(attention, "use_rope", True)),
             window=_window(attention, self.config),
         )
@@ -128,19 +128,24 @@ class FusedForward:
         x = F.embedding(packing.ids, self.embedding)
         rotation = self.rotation.index_select(0, packing.positions)
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(self.norm(x), layer.qkv, layer.qkv_bias)
+            h = self.norm(x)
+            qkv = h @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h, layer.qkv)
             turning = qkv[:, : turned * dim].view(tokens, turned, dim)
             if layer.head_gain is not None:
                 turning.copy_(self.head_norm(turning).mul_(layer.head_gain))
             if layer.rotary:
                 torch.view_as_complex(turning.view(tokens, turned, -1, 2)).mul_(rotation)
             self.arena.rows[index].index_copy_(0, packing.slots, qkv[:, heads * dim :])
+            last = index == len(self.layers) - 1
+            if last and not len(packing.rows):
+                return self.head.new_empty(0, len(self.head))
             attended = attend(packing, index, qkv, heads, self.scaling, window=layer.window)
-            x = torch.addmm(x, attended, layer.output_t)
-            gate, up = F.linear(self.norm(x), layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down_t)
-        if not packing.all_rows_in_order:
-            x = x[packing.rows]
+            if last and not packing.all_rows_in_order:
+                # Nobody reads the other tokens any more: their keys and values are written.
+                x, attended = x[packing.rows], attended[packing.rows]
+            x = torch.addmm(x, attended, layer.output)
+            gate, up = (self.norm(x) @ layer.gate_up).chunk(2, -1)
+            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down)
         return F.linear(self.norm(x).mul_(self.final_gain), self.head)
 
 

@@ -14,13 +14,14 @@ from paceline.core.errors import UnsupportedModel, UserError
 from paceline.core.lm.arena import PAGE, Arena, slot_bytes
 from paceline.core.lm.fuse import fuse
 from paceline.core.lm.model import LanguageModel
+from paceline.core.model import Segment
 
 # model_type → what each of these passes to its attention is checked in tests/core/lm against transformers' generate.
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "olmo2", "gemma2", "gemma3_text",
 )  # fmt: skip
 # Rope tables that do not depend on how long the other sessions of a forward are.
-STEADY_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
+STEADY_ROPE = {"default", "linear", "llama3", "yarn"}
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
@@ -83,7 +84,12 @@ def wrap(
     if module.dtype == torch.float64 and "moe" in config.model_type:
         module.set_experts_implementation("eager")  # torch's grouped product has no float64
     forward = fuse(module, arena, context) if fused else None
-    return LanguageModel(module, arena, name=name, max_context=context, fused=forward)
+    model = LanguageModel(module, arena, name=name, max_context=context, fused=forward)
+    # What this attention passes shows in a forward only: better here than in the middle of a request.
+    if span := model.allocate(1):
+        model.forward([Segment(span, 0, [0], 1)])
+        model.free(span)
+    return model
 
 
 def check_family(config: Any, max_context: int | None = None) -> None:

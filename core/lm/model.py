@@ -10,6 +10,7 @@ import torch
 from paceline.core.lm.arena import Arena
 from paceline.core.lm.attention import Packing, register
 from paceline.core.lm.fuse import FusedForward
+from paceline.core.lm.varlen import pick
 from paceline.core.model import Segment, Span
 
 
@@ -27,6 +28,8 @@ class LanguageModel:
         self.arena = arena
         self.module = module
         self._fused = fused
+        heads: int = module.config.num_attention_heads
+        self._kernel = pick(heads, arena.kv_heads, arena.head_dim, arena.kv.dtype, arena.kv.device)
         module.set_attn_implementation(register())
         # A mask that is 4-D already is passed through by transformers; else it would build one of ΣT × ΣT.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=arena.kv.device)
@@ -57,7 +60,7 @@ class LanguageModel:
             self._check(segment)
         if not segments:
             return torch.empty(0, self.vocabulary_size)
-        packing = Packing(self.arena, segments)
+        packing = Packing(self.arena, segments, self._kernel)
         if self._fused is not None:
             logits = self._fused(packing)
         else:

@@ -53,8 +53,8 @@ def _top_of(logits: Any, width: int) -> Top:
     """
     if width == 1:
         values, ids = logits.max(dim=1, keepdim=True)  # the first of equal maxima, as documented
-        return Top(ids.cpu().numpy(), values.float().cpu().numpy())
+        return Top(ids.cpu().numpy(), values.cpu().numpy())
     values, ids = logits.topk(min(2 * width, logits.shape[1]), dim=1)
-    host_values, host_ids = values.float().cpu().numpy(), ids.cpu().numpy()
+    host_values, host_ids = values.cpu().numpy(), ids.cpu().numpy()
     order = np.lexsort((host_ids, -host_values))[:, :width]
     return Top(np.take_along_axis(host_ids, order, 1), np.take_along_axis(host_values, order, 1))

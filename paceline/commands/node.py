@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from paceline.topology.spec import Topology
 
 NodeName = Annotated[str, typer.Argument(metavar="NAME", help="A name out of the topology.")]
-STOP_GRACE_SECONDS = 5.0
-Serve = Callable[[anyio.Event], Awaitable[None]]
+Serve = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
 
 def drafter(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None) -> None:
@@ -146,26 +145,12 @@ def run_until_signal(serves: Sequence[Serve]) -> None:
             loop.add_signal_handler(number, stop.set)
         async with anyio.create_task_group() as tasks:
             for serve in serves:
-                tasks.start_soon(_serve_or_stop, serve, stop)
+                tasks.start_soon(serve, stop)
 
     try:
         anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})
     except Exception as error:  # a task group wraps what went wrong, in groups of groups
         raise _first_failure(error) from None
-
-
-async def _serve_or_stop(serve: Serve, stop: anyio.Event) -> None:
-    """A signal while a node is still loading ends it at once."""
-    async with anyio.create_task_group() as tasks:
-
-        async def leave_early() -> None:
-            await stop.wait()
-            await anyio.sleep(STOP_GRACE_SECONDS)
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(leave_early)
-        await serve(stop)
-        tasks.cancel_scope.cancel()
 
 
 def _first_failure(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ import typer
 
 TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="The YAML file that describes the deployment.")]
 OptionalTopologyFile = Annotated[
-    Path | None, typer.Argument(metavar="[TOPOLOGY]", help="The YAML file that describes the deployment.")
+    Path | None, typer.Argument(metavar="TOPOLOGY", help="The YAML file that describes the deployment.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 RunDir = Annotated[

@@ -12,6 +12,7 @@ from paceline.commands.probes import Probe
 from paceline.topology.spec import Address, DrafterSpec, TargetSpec, Topology
 
 Node = DrafterSpec | TargetSpec
+_WEIGHTS = {".safetensors", ".bin", ".onnx", ".plan", ".engine"}
 
 
 def here(topology: Topology) -> Iterator[Node]:

@@ -24,7 +24,7 @@ without a network. They write Python-like text; they know nothing, and are no me
 characters each, from `python benchmarks/acceptance.py`.
 
 Both: hidden size 192, 6 heads of 32, 2 key-value heads, tied embeddings, RoPE θ = 10 000, 8 192 positions (trained on
-up to 1 024 and {row_length}), one byte-level BPE of 2 048 tokens whose only special token `<|endoftext|>` (id 0) stands
+up to 512 and {row_length}), one byte-level BPE of 2 048 tokens whose only special token `<|endoftext|>` (id 0) stands
 between files. Weights are stored as fp16; compute in fp32.
 
 ## Acceptance
@@ -42,7 +42,7 @@ which under 20 % of 8-grams repeat. At temperature 0.8 both ends share Gumbel no
 - Data: the standard library sources of Python {python}: {train_files} files, {train_bytes:,} bytes, {train_tokens:,}
   tokens; {held_out_files} more files held out whole by a seeded hash of their names. Left out: site-packages, and files
   that zlib shrinks below 14 % (tables); a file counts up to 200 000 characters.
-- Target: next-token loss, {tokens_seen:,} tokens in {steps:,} steps of 4 096, {target_minutes} minutes on up to
+- Target: next-token loss, {tokens_seen:,} tokens in {steps:,} steps, {target_minutes} minutes on up to
   {threads} CPU threads shared with other work; Muon and AdamW; last training loss {train_loss:.3f} (moving average).
 - Drafter: distilled from the target (KL, and cross entropy with its first choice) on {own_texts:,} texts that the
   target wrote, greedily and at temperature 0.8 in turn, and on {corpus_windows:,} windows of the corpus, {row_length}

@@ -63,7 +63,7 @@ def optimizers(model: nn.Module, muon_lr: float, adam_lr: float) -> list[torch.o
     return made
 
 
-def schedule(progress: float, warmup: float = 0.01, decay: float = 0.35) -> float:
+def schedule(progress: float, warmup: float = 0.01, decay: float = 0.4) -> float:
     """Share of the peak learning rate at `progress` of the time, 0..1: warm-up, level, then a straight line to 0.01."""
     if progress < warmup:
         return max(progress / warmup, 0.02)

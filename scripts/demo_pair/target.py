@@ -21,8 +21,8 @@ from demo_pair.optim import optimizers, schedule, set_rate
 
 log = logging.getLogger("demo_pair")
 BFLOAT16 = bool(torch.cpu._is_avx512_bf16_supported())  # training only; weights, optimizer and inference stay fp32
-LENGTHS = ((0.0, 128), (0.4, 256), (0.88, 1024))  # (share of the time, sequence length from there on)
-TOKENS_A_STEP = 4096
+LENGTHS = ((0.0, 128), (0.3, 256), (0.85, 512))  # (share of the time, sequence length from there on)
+TOKENS_A_STEP = 2048
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,7 @@ def test_ids_outside_the_vocabulary_never_reach_the_model(wild: int, right: int)
 
 
 def test_a_late_draft_is_trimmed_and_used() -> None:
-    """After a missed deadline the round goes plain; the reply that comes then lacks its first token and still counts."""
+    """After a missed deadline the round goes plain; of the reply that comes then, all but the first token counts."""
     bench = Bench()
     drafter, _, text = bench.opened()
     have, item = len(bench.ids["r"]), drafter.last()
@@ -477,7 +477,7 @@ def test_unknown_is_answered_from_what_is_held(held: int) -> None:
 def test_unknown_twice_at_the_same_place_starts_over() -> None:
     """The drafter holds that many tokens, but others: the session is sent whole with the next round."""
     bench = Bench()
-    drafter, request, text = bench.opened()
+    drafter, request, _ = bench.opened()
     session = bench.engine.drafting.sessions[drafter.last().session]
     count = len(drafter.drafts)
     drafter.answer(drafter.last(), status=Status.UNKNOWN, held=session.drafts.acknowledged)
@@ -635,6 +635,17 @@ def test_deadline_is_twice_the_p99_of_arrivals_within_bounds() -> None:
             state.arrivals.add(value)
         assert state.deadline() == pytest.approx(expected)
     assert DrafterState("d", 0.3).deadline() == 0.3
+
+
+def test_a_late_reply_has_the_deadline_measured_anew_at_once() -> None:
+    """When a link becomes slow, the third late reply moves the p99 of 256, and the deadline with it."""
+    state = DrafterState("d", None)
+    for _ in range(256):
+        state.answered(0.01)
+    assert state.deadline() == pytest.approx(0.02)
+    for expected in (0.02, 0.02, 0.1):
+        state.answered(0.05)
+        assert state.deadline() == pytest.approx(expected)
 
 
 def test_late_replies_count_towards_the_deadline() -> None:

@@ -58,7 +58,11 @@ class Bench:
         self.strategy = strategy or DraftModel(EmulatedRuntime(self.model))
         self.sent: list[tuple[str, Message]] = []
         self.service = DrafterService(
-            self.strategy, self.clock, limits or Limits(), lambda name, message: self.sent.append((name, message)), EPOCH
+            self.strategy,
+            self.clock,
+            limits or Limits(),
+            lambda name, message: self.sent.append((name, message)),
+            EPOCH,
         )
 
     def up(self, name: str, vocabulary_size: int = 61) -> None:

@@ -226,9 +226,7 @@ class ServiceMachine(RuleBasedStateMachine):
         if truth is None:
             return  # of before a reconnect
         assert answer.held <= len(truth.tokens)
-        self.owed = {
-            owed for owed in self.owed if owed[:2] != (target, answer.session) or owed[2] > answer.position
-        }
+        self.owed = {owed for owed in self.owed if owed[:2] != (target, answer.session) or owed[2] > answer.position}
         if answer.status == Status.UNKNOWN:
             truth.acknowledged = answer.held
         elif answer.status in (Status.OK, Status.WARMING):

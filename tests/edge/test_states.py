@@ -396,7 +396,7 @@ def test_a_later_session_of_the_same_target_starts_from_a_closed_ones_kv() -> No
     bench.close("a", 1)
     bench.settle()
     computed = bench.model.tokens_computed
-    longer = prompt[:100] + [3, 4, 5]
+    longer = [*prompt[:100], 3, 4, 5]
     (answer,) = bench.ask("a", item(2, longer))
     assert proposals(answer) == toy_greedy(longer, 4)
     assert bench.model.tokens_computed - computed == 3 + 3

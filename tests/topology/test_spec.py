@@ -151,7 +151,7 @@ ONE_ERROR = [
     ("a: 1\n b: 2\n", "star.yaml:2:3: is not YAML: mapping values are not allowed here"),
     ("a: \x07\n", "star.yaml:1:4: the character '\\x07' is not allowed in YAML"),
     ("a: !!python/object:os.system x\n", "star.yaml:1:4: a: the tag !!python/object:os.system is not allowed"),
-    ("a: &a [*a]\n", "star.yaml:1:1: is nested too deeply"),
+    ("a: &a [*a]\n", "star.yaml:1:4: is nested too deeply"),
     ("--- 1\n--- 2\n", "star.yaml:2:1: is not YAML: but found another document"),
     ("? [1]\n: 2\n", "star.yaml:1:3: a key must be text"),
 ]

@@ -33,7 +33,7 @@ targets:
     [
         (None, "there is no such file"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
-        (b"#" * 2**21, "is larger than 1 MiB"),
+        (b"#" * 2**21, "is larger than 256 KiB"),
     ],
 )
 def test_files_that_cannot_be_read_give_one_sentence(tmp_path: Path, content: bytes | None, message: str) -> None:
@@ -107,4 +107,6 @@ def test_no_edit_of_a_valid_file_leads_to_a_traceback(data: st.DataObject) -> No
 def test_deep_nesting_is_an_error_not_a_crash(depth: int) -> None:
     """Python's own recursion limit must not show."""
     never_a_traceback("[" * depth)
+    never_a_traceback("- " * depth)
+    never_a_traceback("? " * depth)
     never_a_traceback("a: " + "[" * depth + "]" * depth)

@@ -43,6 +43,7 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._early_bytes = 0
         self._reason: str | None = None  # the first known cause of the end
         self._lost = False
+        self._deaf = False  # ended by this side: no frame is told any more
         # Reading: bytes [_head, _tail) of _buffer are not yet cut into frames.
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -83,7 +84,7 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     def receive(self, on_frame: Callable[[bytes], None], on_close: Callable[[str], None]) -> None:
         self._on_frame, self._on_close = on_frame, on_close
-        while self._early and not self._closing:
+        while self._early and not self._deaf:
             on_frame(self._early.popleft())
         if self._lost:
             self._tell_close()
@@ -92,7 +93,7 @@ class TcpChannel(asyncio.BufferedProtocol):
         with self._lock:
             if self._closing:
                 return
-            self._closing = True
+            self._closing = self._deaf = True
             self._on_loop(self._close, "closed here")
 
     # Writing.
@@ -105,7 +106,8 @@ class TcpChannel(asyncio.BufferedProtocol):
             return data
         except OSError as error:
             self._closing = True
-            self._on_loop(self._abort, _words(error))
+            self._reason = self._reason or _words(error)  # at once: this write took the error that reading would see
+            self._on_loop(self._abort, self._reason)
             return b""
 
     def _on_loop(self, callback: Callable[..., None], *arguments: str) -> None:
@@ -145,7 +147,7 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     def _abort(self, reason: str) -> None:
         self._reason = self._reason or reason
-        self._closing = True
+        self._closing = self._deaf = True
         if self._transport is not None and not self._lost:
             self._transport.abort()
 
@@ -173,7 +175,7 @@ class TcpChannel(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
         self._tail += nbytes
-        while not self._closing and self._tail - self._head >= PREFIX_BYTES:
+        while not self._deaf and self._tail - self._head >= PREFIX_BYTES:
             start = self._head + PREFIX_BYTES
             length = int.from_bytes(self._view[self._head : start], "little")
             if length > MAX_FRAME_BYTES:
@@ -221,6 +223,8 @@ class TcpChannel(asyncio.BufferedProtocol):
                 self._socket.close()
                 self._socket = None
             self._outbox.clear()
+        if self._transport is not None:
+            self._transport.close()  # nothing is left to close; Python 3.10's TLS warns without it
         if self._reason is None:
             self._reason = _words(exc) if exc is not None else "closed by the peer"
         self._tell_close()

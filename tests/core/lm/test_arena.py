@@ -68,6 +68,12 @@ def test_a_budget_below_one_page_is_refused() -> None:
         _arena(PAGE - 1)
 
 
+def test_memory_that_the_machine_lacks_is_refused_with_the_arithmetic() -> None:
+    """More memory than can be addressed is the user's error, not a traceback."""
+    with pytest.raises(UserError, match=r"no room for the KV memory of 2305843009213693952 tokens × 16 bytes"):
+        _arena(2**61)
+
+
 def test_a_span_is_freed_once() -> None:
     """Freeing twice is a bug of the caller's and raises."""
     arena = _arena()

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.lm.arena import Arena
 from paceline.core.lm.attention import Packing, attend
 from paceline.core.lm.loading import wrap
 from paceline.core.lm.model import LanguageModel
+from paceline.core.lm.varlen import Tables
 from paceline.core.model import Segment, Span
 
 MakeModel = Callable[..., Any]
@@ -113,6 +115,42 @@ def test_sinks_and_softcap_follow_their_formula() -> None:
             assert torch.allclose(got[row, head], visible @ value[11 + row : 17 + row], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_block_tables_describe_the_arena(window: int | None) -> None:
+    """A kernel that sees pages and tables only, as CUDA's do, attends to the same keys as views of the spans."""
+    torch.manual_seed(0)
+    arena = Arena(layers=2, slots=4096, kv_heads=2, head_dim=8, dtype=torch.float64)
+    arena.kv.normal_()
+    spans = [arena.allocate(length) for length in (300, 700, 40, 520)]
+    segments = [
+        Segment(span, start, [0] * count, 0)
+        for span, start, count in zip(spans, (290, 600, 0, 0), (3, 1, 1, 512), strict=True)
+        if span
+    ]
+    query = torch.randn(517, 32, dtype=torch.float64)
+    plain = attend(Packing(arena, segments), 1, query, 4, 0.5, window=window)
+    paged = attend(Packing(arena, segments, _paged), 1, query, 4, 0.5, window=window)
+    assert torch.allclose(plain, paged, rtol=0, atol=1e-12)
+
+
+def _paged(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: Tables, scaling: float, left: int
+) -> torch.Tensor:
+    outputs = []
+    for i, used in enumerate(tables.used.tolist()):
+        first, last = tables.queries[i : i + 2].tolist()
+        pages = tables.blocks[i].long()
+        key, value = (x[pages].flatten(0, 1)[:used].transpose(0, 1) for x in (keys, values))
+        shown = torch.ones(last - first, used, dtype=torch.bool).tril(used - (last - first))
+        if left >= 0:
+            shown = shown.triu(used - (last - first) - left)
+        part = query[first:last].transpose(0, 1)
+        outputs.append(
+            F.scaled_dot_product_attention(part[None], key[None], value[None], shown, scale=scaling, enable_gqa=True)
+        )
+    return torch.cat([part[0].transpose(0, 1) for part in outputs])
+
+
 def test_two_models_run_in_two_threads(make_model: MakeModel, make_tokens: Tokens) -> None:
     """A drafter and a target in one process do not disturb each other."""
     models = [wrap(make_model(name, torch.float64), kv_slots=1024) for name in ("llama", "gemma3_text")]
@@ -154,11 +192,11 @@ def test_cuda_gives_the_cpus_logits(name: str, dtype: torch.dtype, make_model: M
     assert (outputs[0] - outputs[1]).abs().max() < tolerance * outputs[0].abs().max()
 
 
-class _Copies(TorchDispatchMode):
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator whose result is new memory of at least `size` elements."""
 
     def __init__(self, arena: Arena, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arena, self._size = arena.kv.untyped_storage().data_ptr(), size
         self.seen = 0
         self.large: list[str] = []

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import UnsupportedModel, UserError
 from paceline.core.lm.attention import packed_attention
 from paceline.core.lm.loading import load, wrap
-from paceline.core.model import Segment
+from paceline.core.model import PackedModel, Segment
 
 MakeModel = Callable[..., Any]
 
@@ -27,7 +27,7 @@ def saved(tmp_path: Path, make_model: MakeModel) -> Path:
 
 def test_a_directory_loads_and_runs_like_the_module(saved: Path, make_model: MakeModel) -> None:
     """Weights come from safetensors, and context and KV memory are what was asked for."""
-    model = load(saved, threads=1, kv_slots=1000, max_context=200)
+    model: PackedModel = load(saved, threads=1, kv_slots=1000, max_context=200)
     assert (model.max_context, model.kv_slots, model.vocabulary_size) == (200, 768, 97)
     span = model.allocate(200)
     assert span
@@ -115,6 +115,18 @@ def test_a_rope_that_depends_on_other_sessions_is_refused(make_model: MakeModel)
     with pytest.raises(UnsupportedModel, match="with max_context up to 128 it can"):
         wrap(module)
     assert wrap(module, max_context=128).max_context == 128
+
+
+def test_a_model_whose_attention_passes_more_is_refused_at_load(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal comes when the model is wrapped, before any request."""
+    module = make_model("olmo2")
+    attention = module.model.layers[1].self_attn
+    plain = attention.forward
+    monkeypatch.setattr(attention, "forward", lambda *a, **k: plain(*a, **k, position_bias=torch.zeros(1)))
+    with pytest.raises(UnsupportedModel, match="olmo2: its attention passes position_bias"):
+        wrap(module)
 
 
 def test_an_unknown_attention_keyword_is_refused(make_model: MakeModel) -> None:

@@ -2,109 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import socket
-import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-import trustme
 
 from paceline.core.errors import LinkClosed, UserError, WireError
-from paceline.topology.links.base import Channel, Listener, Transport
 from paceline.topology.links.memory import MemoryTransport
-from paceline.topology.links.tcp import MAX_QUEUED_BYTES, TcpTransport, join_address, split_address
+from paceline.topology.links.tcp import MAX_QUEUED_BYTES, TcpTransport, join_address
 from paceline.topology.wire import MAX_FRAME_BYTES
 
-LOOPS = [pytest.param(("asyncio", {}), id="asyncio")]
-if importlib.util.find_spec("uvloop"):
-    LOOPS.append(pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"))
+from .helpers import TRANSPORTS, End, Network
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=LOOPS)
-def anyio_backend(request: pytest.FixtureRequest) -> object:
-    return request.param
-
-
-class End:
-    """Records what one end of a channel is told."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.frames: list[bytes] = []
-        self.reasons: list[str] = []
-        self._changed = anyio.Event()
-        channel.receive(self._on_frame, self._on_close)
-
-    def _on_frame(self, frame: bytes) -> None:
-        self.frames.append(frame)
-        self._wake()
-
-    def _on_close(self, reason: str) -> None:
-        self.reasons.append(reason)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def until(self, condition: Callable[[End], bool]) -> None:
-        with anyio.fail_after(10):
-            while not condition(self):
-                await self._changed.wait()
-
-    async def closed(self) -> str:
-        await self.until(lambda end: bool(end.reasons))
-        return self.reasons[0]
-
-
-def tls_transport(trusted: bool = True) -> TcpTransport:
-    """TCP inside TLS with a throw-away certificate that the dialer trusts, or not."""
-    authority = trustme.CA()
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
-    authority.issue_cert("127.0.0.1").configure_cert(server)
-    (authority if trusted else trustme.CA()).configure_trust(client)
-    return TcpTransport(server_tls=server, client_tls=client)
-
-
-TRANSPORTS: dict[str, Callable[[], Transport]] = {"tcp": TcpTransport, "tls": tls_transport, "memory": MemoryTransport}
-
-
-class Network:
-    """A transport and an address at which it can listen."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.transport = TRANSPORTS[kind]()
-        self.address = "drafter" if kind == "memory" else "127.0.0.1:0"
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[tuple[Listener, Callable[[], Awaitable[Channel]]]]:
-        """A listener, and how to get the next channel it accepts."""
-        send, receive = anyio.create_memory_object_stream[Channel](100)
-        listener = await self.transport.listen(self.address, send.send_nowait)
-        try:
-            with send, receive:
-                yield listener, receive.receive
-        finally:
-            await listener.close()
-
-    @asynccontextmanager
-    async def pair(self) -> AsyncIterator[tuple[End, End]]:
-        """Both ends of one open channel."""
-        async with self.listening() as (listener, accepted):
-            near = End(await self.transport.dial(listener.address))
-            far = End(await accepted())
-            yield near, far
-            near.channel.close()
-            far.channel.close()
-            await near.closed()
-            await far.closed()
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -233,6 +145,26 @@ async def test_a_foreign_thread_can_close(network: Network) -> None:
         thread.join()
 
 
+async def test_a_receiver_that_fails_ends_its_own_channel(network: Network) -> None:
+    """A mistake in a handler is reported by the loop and costs that channel, not the process."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context.get("exception")))
+
+    def fail(frame: bytes) -> None:
+        raise ZeroDivisionError("in a handler")
+
+    async with network.listening() as (listener, accepted):
+        near = End(await network.transport.dial(listener.address))
+        reasons: list[str] = []
+        (await accepted()).receive(fail, reasons.append)
+        near.channel.send(b"one")
+        near.channel.send(b"two")
+        await near.closed()
+        await anyio.wait_all_tasks_blocked()
+        assert [type(error) for error in reported] == [ZeroDivisionError]
+        assert len(reasons) == 1
+
+
 async def test_bytes_are_counted(network: Network) -> None:
     """Both ends count what crossed, each direction for itself."""
     async with network.pair() as (near, far):
@@ -287,111 +219,3 @@ async def test_a_refused_dial_names_the_address() -> None:
             await TcpTransport().dial(address)
     with pytest.raises(LinkClosed, match="nothing listens at nowhere"):
         await MemoryTransport().dial("nowhere")
-
-
-async def test_an_unknown_certificate_is_refused() -> None:
-    """The dialer says that TLS failed and why; no channel comes to be."""
-    listener = await tls_transport().listen("127.0.0.1:0", lambda channel: pytest.fail("accepted"))
-    with pytest.raises(LinkClosed, match="TLS failed.*verify failed"):
-        await tls_transport(trusted=False).dial(listener.address)
-    await listener.close()
-
-
-async def test_plain_bytes_on_a_tls_port_end_without_a_channel() -> None:
-    """Someone who does not speak TLS is closed before a channel exists."""
-    listener = await tls_transport().listen("127.0.0.1:0", lambda channel: pytest.fail("accepted"))
-    end = End(await TcpTransport().dial(listener.address))
-    end.channel.send(b"not a client hello")
-    await end.closed()
-    await listener.close()
-
-
-# What only TCP has: a byte stream that others can write.
-
-
-@asynccontextmanager
-async def raw_peer() -> AsyncIterator[tuple[socket.socket, End]]:
-    """A plain socket on one side, our channel on the other."""
-    network = Network("tcp")
-    async with network.listening() as (listener, accepted):
-        with socket.create_connection(split_address(listener.address)) as raw:
-            raw.settimeout(10)
-            yield raw, End(await accepted())
-
-
-async def test_a_length_over_the_limit_closes_without_buffering() -> None:
-    """The prefix alone ends the channel; nothing of that size is allocated."""
-    async with raw_peer() as (raw, end):
-        raw.sendall((5).to_bytes(4, "little") + b"hello" + (MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
-        assert f"over the limit of {MAX_FRAME_BYTES}" in await end.closed()
-        assert end.frames == [b"hello"]
-        assert len(end.channel._buffer) < 1 << 17  # type: ignore[attr-defined]
-
-
-async def test_a_permitted_length_allocates_only_as_bytes_arrive() -> None:
-    """A peer that announces the largest frame and sends nothing costs nothing."""
-    async with raw_peer() as (raw, end):
-        raw.sendall(MAX_FRAME_BYTES.to_bytes(4, "little") + bytes(10))
-        await anyio.wait_all_tasks_blocked()
-        assert len(end.channel._buffer) < 1 << 17  # type: ignore[attr-defined]
-
-
-async def test_frames_may_come_in_single_bytes() -> None:
-    """However the stream is cut, frames come out whole."""
-    async with raw_peer() as (raw, end):
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in (3).to_bytes(4, "little") + b"abc" + (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"z":
-            raw.sendall(bytes([byte]))
-            await anyio.sleep(0)
-        await end.until(lambda end: len(end.frames) == 3)
-        assert end.frames == [b"abc", b"", b"z"]
-
-
-async def test_a_half_frame_at_the_end_is_named() -> None:
-    """A connection that ends within a frame says so, and the half is not delivered."""
-    async with raw_peer() as (raw, end):
-        raw.sendall((100).to_bytes(4, "little") + b"only this")
-        raw.shutdown(socket.SHUT_WR)
-        assert await end.closed() == "closed by the peer in the middle of a frame"
-        assert end.frames == []
-
-
-async def test_a_reset_connection_has_a_reason() -> None:
-    """A peer that dies hard ends the channel with the system's words."""
-    async with raw_peer() as (raw, end):
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        raw.close()
-        assert "reset" in await end.closed()
-
-
-async def test_a_slow_reader_gets_everything_in_order() -> None:
-    """Direct writes, the queue and direct writes again keep their order when the socket fills up."""
-    async with raw_peer() as (raw, end):
-        payloads = [bytes([index]) * 100_000 for index in range(70)]
-        for payload in payloads:
-            end.channel.send(payload)
-
-        def read() -> bytes:
-            wanted, got = sum(4 + len(payload) for payload in payloads), b""
-            while len(got) < wanted:
-                got += raw.recv(1 << 20)
-            return got
-
-        got = await anyio.to_thread.run_sync(read)
-        assert got == b"".join(len(payload).to_bytes(4, "little") + payload for payload in payloads)
-        await anyio.wait_all_tasks_blocked()
-        end.channel.send(b"direct again")
-        assert raw.recv(100) == (12).to_bytes(4, "little") + b"direct again"
-
-
-@pytest.mark.parametrize("address", ["localhost", ":70", "host:", "host:seven", "host:70000"])
-async def test_a_wrong_address_is_explained(address: str) -> None:
-    """What is no host:port gets one sentence."""
-    with pytest.raises(UserError, match="write host:port"):
-        await TcpTransport().dial(address)
-
-
-async def test_addresses_may_be_version_6() -> None:
-    """[::1]:port is taken apart and put together again."""
-    assert split_address("[::1]:7070") == ("::1", 7070)
-    assert join_address("::1", 7070) == "[::1]:7070"
