@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.clock import Clock, ManualClock
-from paceline.core.emulated import Pace, ToyLanguage, ToyModel
+from paceline.core.emulated import ToyLanguage, ToyModel
 from paceline.core.sampling import Sampling
 from paceline.edge.events import Limits, PeerDown, PeerUp, Received
 from paceline.edge.runtimes.emulated import EmulatedRuntime
@@ -29,6 +29,7 @@ from paceline.topology.wire import (
 EPOCH = 7
 GREEDY = Sampling(temperature=0.0)
 LANGUAGE = ToyLanguage(vocabulary_size=61, seed=3)
+PROMPT = [5, 9, 2, 40, 17, 3]
 
 
 class CountingModel(ToyModel):
@@ -97,6 +98,13 @@ class Bench:
         return [item for target, item in self.settle() if target == name]
 
 
+def opened(**options: Any) -> Bench:
+    """A bench with one target, "a", connected."""
+    bench = Bench(**options)
+    bench.up("a")
+    return bench
+
+
 def items(sent: Sequence[tuple[str, Message]]) -> list[tuple[str, DraftedItem]]:
     return [(name, item) for name, message in sent if isinstance(message, Drafted) for item in message.items]
 
@@ -141,7 +149,3 @@ def toy_greedy(tokens: Sequence[int], k: int, language: ToyLanguage = LANGUAGE) 
         result.append(int(language.rows([state])[0].argmax()))
         state = language.next_state(state, result[-1])
     return result
-
-
-def paced(forward_ms: float, token_ms: float) -> Pace:
-    return Pace(forward_ms, token_ms)
