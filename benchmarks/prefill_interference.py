@@ -45,7 +45,7 @@ async def gaps(star: Star, name: str, tokens: int, long: list[list[int]]) -> lis
     await asyncio.sleep(0.3)
     for prompt in long:
         one = {"max_tokens": 1, "temperature": 0}
-        (done,) = await star.complete([prompt], one, targets=[name])  # type: ignore[list-item]
+        (done,) = await star.complete([prompt], one, targets=[name])
         windows.append((done.sent, done.arrivals[-1]))
     found = []
     for stream in await streams:

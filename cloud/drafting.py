@@ -294,6 +294,8 @@ class Drafting:
 
     def _known(self, tokens: array[int]) -> array[int]:
         """The tokens before the first id that the target's vocabulary lacks."""
+        if not tokens or max(tokens) < self._vocabulary_size:
+            return tokens
         unknown = (index for index, token in enumerate(tokens) if token >= self._vocabulary_size)
         return tokens[: next(unknown, len(tokens))]
 

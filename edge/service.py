@@ -56,6 +56,7 @@ class DrafterService:
             vocabulary_size=strategy.vocabulary_size,
             idle_seconds=limits.idle_seconds,
             keeps_kv=strategy.keeps_kv,
+            roomy=limits.max_sessions * strategy.max_context <= strategy.kv_slots,
         )
         self.sessions = Sessions(strategy, bounds, strategy.keeps_tail)
         self._queues = Queues(limits, strategy.reads_together)

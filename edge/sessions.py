@@ -49,6 +49,7 @@ class Bounds:
     vocabulary_size: int
     idle_seconds: float
     keeps_kv: bool  # whether spans hold anything worth keeping after a session
+    roomy: bool  # whether all sessions fit at their longest: then spans are that long, and any later one can use them
 
 
 @dataclass(eq=False)
@@ -227,7 +228,7 @@ class Sessions:
         if len(self._sessions) >= self._bounds.max_sessions and not self._evict_idle(now):
             return self._full(item, version, now)
         kept = self.cache.take(target, tokens, length)
-        span = kept[0].span if kept else self._allocate(length, now)
+        span = kept[0].span if kept else self._longest_span() or self._allocate(length, now)
         if span is None:
             return self._full(item, version, now)
         sampling = item.sampling or Sampling()
@@ -254,6 +255,15 @@ class Sessions:
         session.__post_init__()
 
     # --- room
+
+    def _longest_span(self) -> Span | None:
+        """One of max_context where memory is made for that; a chat's next turn has a higher limit than the last."""
+        span = None
+        while self._bounds.roomy and span is None:
+            span = self._memory.allocate(self._bounds.max_context)
+            if span is None and not self.cache.evict():
+                break
+        return span
 
     def _allocate(self, length: int, now: float) -> Span | None:
         while True:

@@ -51,6 +51,7 @@ def convert(source: Path, folder: Path, dtype: type[np.floating[Any]] = np.float
     tensors = dict(read_tensors(reader, fields["llama.attention.head_count"], key_value_heads(fields), dtype))
     tokenizer = build_tokenizer(fields)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it readable for its owner only
     tokenizer.save(str(folder / "tokenizer.json"))
     config = model_config(fields, tied="lm_head.weight" not in tensors, dtype=np.dtype(dtype).name)
     special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -84,7 +85,8 @@ def hugging_face_name(name: str) -> str:
 def unpermute(weight: FloatArray, heads: int) -> FloatArray:
     """Undo llama.cpp's interleaving of a projection's rows: in each head, (pair, half) back to (half, pair)."""
     rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    restored: FloatArray = weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    return restored
 
 
 def key_value_heads(fields: dict[str, Any]) -> int:

@@ -19,7 +19,7 @@ class Completion:
     """One answer. Times in seconds on the monotonic clock; arrivals: when each streamed piece came."""
 
     target: str
-    prompt: str
+    prompt: str | list[int]
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -45,7 +45,7 @@ async def complete(
     client: httpx.AsyncClient,
     address: str,
     target: str,
-    prompt: str,
+    prompt: str | list[int],
     options: dict[str, Any],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Completion:

@@ -35,7 +35,7 @@ class Star:
 
     async def complete(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | list[int]],
         options: dict[str, Any],
         progress: Callable[[int], None] = lambda tokens: None,
         targets: Sequence[str] | None = None,

@@ -68,6 +68,7 @@ class Decoding(RuleBasedStateMachine):
         self.ends: dict[str, str] = {}
         self.to_drafter: list[bytes] = []
         self.to_target: list[bytes] = []
+        self.late: list[tuple[bool, bytes]] = []  # to the target?, frame: it arrives when everybody has gone on
         self.versions: dict[Session, int] = {}
         self.up = False
         self.link = self.epoch = 0
@@ -189,17 +190,40 @@ class Decoding(RuleBasedStateMachine):
     def deliver_to_target(self, which: int) -> None:
         self._give_target(self.to_target.pop(which % len(self.to_target)))
 
-    @precondition(lambda self: self.to_drafter or self.to_target)
-    @rule(which=_which, down=st.booleans())
-    def drop(self, which: int, down: bool) -> None:
-        wire = self.to_target if (down and self.to_target) or not self.to_drafter else self.to_drafter
-        del wire[which % len(wire)]
+    def _wire(self, down: bool) -> list[bytes]:
+        return self.to_target if (down and self.to_target) or not self.to_drafter else self.to_drafter
 
     @precondition(lambda self: self.to_drafter or self.to_target)
     @rule(which=_which, down=st.booleans())
-    def double(self, which: int, down: bool) -> None:
-        wire = self.to_target if (down and self.to_target) or not self.to_drafter else self.to_drafter
-        wire.append(wire[which % len(wire)])
+    def drop(self, which: int, down: bool) -> None:
+        wire = self._wire(down)
+        del wire[which % len(wire)]
+
+    @precondition(lambda self: self.to_drafter or self.to_target)
+    @rule(which=_which, down=st.booleans(), lost=st.booleans())
+    def double_or_delay(self, which: int, down: bool, lost: bool) -> None:
+        """A frame will come later, besides being on its way now or not."""
+        wire = self._wire(down)
+        self.late.append((wire is self.to_target, wire[which % len(wire)]))
+        if lost:
+            del wire[which % len(wire)]
+
+    @precondition(lambda self: self.late)
+    @rule(which=_which)
+    def arrives_late(self, which: int) -> None:
+        to_target, frame = self.late.pop(which % len(self.late))
+        (self._give_target if to_target else self._give_drafter)(frame)
+
+    @rule(which=_which, turns=st.integers(1, 15))
+    def play_with_an_echo(self, which: int, turns: int) -> None:
+        """What the target sends first comes a second time when later rounds have gone."""
+        self.engine.step()
+        frames = self.to_drafter[:]
+        for _ in range(turns):
+            self._play()
+        if frames:
+            self._give_drafter(frames[which % len(frames)])
+        self.service.step()
 
     @precondition(lambda self: self.up)
     @rule()
@@ -280,6 +304,8 @@ class Decoding(RuleBasedStateMachine):
             return
         if not self.up:
             self._connect()
+        while self.late:
+            self.arrives_late(0)
         for _ in range(5000):
             self._play()
             if not self.engine.live_sessions and not self.engine.queued:

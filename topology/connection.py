@@ -16,16 +16,21 @@ from paceline.core.clock import Clock, RealClock
 from paceline.core.errors import HandshakeRefused, LinkClosed, WireError
 from paceline.topology.handshake import Identity, TargetHandshake, printable, refusal_frame
 from paceline.topology.links.base import Channel, Transport
-from paceline.topology.peer import Backoff, LinkHandler, Peer
+from paceline.topology.peer import FIRST_RETRY_SECONDS, Backoff, LinkHandler, Peer
 from paceline.topology.wire import Drafted, Error, Goodbye, Message, Ping, Pong, decode
 
 log = logging.getLogger(__name__)
 
+DIAL_SECONDS = 1.5  # short: after a partition the system's own next attempt may be seconds away
 HANDSHAKE_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 MISSED_BEATS = 3
 REFUSED_RETRY_SECONDS = 5.0
 PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout"})  # tried again as after a lost link
+
+
+class _DialTimeout(LinkClosed):
+    """Nothing came back: the host is away, or the network drops everything."""
 
 
 class DrafterConnection:
@@ -43,6 +48,7 @@ class DrafterConnection:
         clock: Clock | None = None,
         beat: float = BEAT_SECONDS,
         missed_beats: int = MISSED_BEATS,
+        dial_limit: float = DIAL_SECONDS,
         handshake_limit: float = HANDSHAKE_SECONDS,
         backoff: Backoff | None = None,
         refused_retry: float = REFUSED_RETRY_SECONDS,
@@ -58,6 +64,7 @@ class DrafterConnection:
         self._clock = clock or RealClock()
         self._beat = beat
         self._silence_limit = beat * missed_beats
+        self._dial_limit = dial_limit
         self._handshake_limit = handshake_limit
         self._backoff = backoff or Backoff()
         self._refused_retry = refused_retry
@@ -83,6 +90,9 @@ class DrafterConnection:
                 self._log_once(f"{refusal.code}: {refusal}")
                 passing = refusal.code in PASSING_REFUSALS
                 pause = self._backoff.pause() if passing else self._refused_retry * random.uniform(0.8, 1.0)
+            except _DialTimeout as loss:
+                self._log_once(str(loss))
+                pause = FIRST_RETRY_SECONDS  # it has waited already
             except LinkClosed as loss:
                 self._log_once(str(loss))
                 pause = self._backoff.pause()
@@ -91,10 +101,10 @@ class DrafterConnection:
     async def _link_once(self) -> None:
         """One life of the link, from dialling to its end, which is always an exception."""
         try:
-            with anyio.fail_after(self._handshake_limit):
+            with anyio.fail_after(self._dial_limit):
                 channel = await self._transport.dial(self._address)
         except TimeoutError:
-            raise LinkClosed(f"{self._address} did not answer within {self._handshake_limit:g} s") from None
+            raise _DialTimeout(f"{self._address} did not answer within {self._dial_limit:g} s") from None
         link = _TargetLink(
             channel, TargetHandshake(self._identity, self._drafter), self._clock, self._handler, self._up
         )

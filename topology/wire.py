@@ -256,8 +256,9 @@ def _check_sampling(session: int, sampling: Sampling) -> None:
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Token ids as little-endian u32."""
-    packed = array("I", tokens)
+    packed = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)
     if sys.byteorder == "big":
+        packed = packed[:]
         packed.byteswap()
     return packed.tobytes()
 

@@ -21,6 +21,7 @@ class Strategy(Protocol):
     name: str
     vocabulary_size: int
     max_context: int
+    kv_slots: int
     quick: int
     reads_together: bool
     keeps_tail: bool

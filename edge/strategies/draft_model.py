@@ -26,6 +26,7 @@ class DraftModel:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime: Runtime = ContiguousRows(runtime) if runtime.rows == "contiguous" else runtime
         self.vocabulary_size = runtime.vocabulary_size
+        self.kv_slots = self._runtime.kv_slots
         self.max_context = min(runtime.max_context, self._runtime.kv_slots)
         self.quick = QUICK_TOKENS if runtime.multi_token_batch else QUICK_STEPS
         self.reads_together = runtime.multi_token_batch

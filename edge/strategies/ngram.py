@@ -46,6 +46,7 @@ class NGram:
     name = "ngram"
     keeps_tail = False  # after the first proposals came true, a longer or later match may say otherwise
     keeps_kv = False
+    kv_slots = 1 << 62  # none are needed
     quick = 256
     reads_together = True
 

@@ -37,10 +37,10 @@ class Truth:
 class ServiceMachine(RuleBasedStateMachine):
     """Two targets with up to a handful of sessions each, one service with little room."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(kv_slots=st.sampled_from((900, 500)))
+    def start(self, kv_slots: int) -> None:
         limits = Limits(max_sessions=4, max_batch=2, chunk=64)
-        self.bench = Bench(limits, max_context=200, kv_slots=900)
+        self.bench = Bench(limits, max_context=200, kv_slots=kv_slots)
         for name in TARGETS:
             self.bench.up(name)
         self.truths: dict[tuple[str, int], Truth] = {}

@@ -105,6 +105,19 @@ def test_a_later_session_of_the_same_target_starts_from_a_closed_ones_kv() -> No
     assert bench.model.tokens_computed - computed == 3 + 3
 
 
+def test_the_next_turn_of_a_chat_starts_from_the_last_one_though_it_may_become_longer() -> None:
+    bench = opened(limits=Limits(max_sessions=4), max_context=400, kv_slots=1600)
+    prompt = [(7 * i) % 61 for i in range(120)]
+    bench.ask("a", item(1, prompt, limit=150))
+    bench.close("a", 1)
+    bench.settle()
+    computed = bench.model.tokens_computed
+    longer = [*prompt, *toy_greedy(prompt, 3), 9, 9]
+    (answer,) = bench.ask("a", item(2, longer, limit=300))
+    assert proposals(answer) == toy_greedy(longer, 4)
+    assert bench.model.tokens_computed - computed == 2 + 3
+
+
 def test_another_target_never_starts_from_it() -> None:
     bench = opened()
     bench.up("b")

@@ -166,7 +166,7 @@ async def test_a_dial_that_hangs_is_given_up() -> None:
             await anyio.sleep_forever()
             raise AssertionError
 
-    async with target(Swallowing(), "x", Recorder(), handshake_limit=0.02):
+    async with target(Swallowing(), "x", Recorder(), dial_limit=0.02):
         await tries.until(lambda: count == 3)
 
 
