@@ -109,9 +109,11 @@ async def run_drafter(
         max_draft_length=MAX_DRAFT_LENGTH,
     )
     links = DrafterLinks()
+    emulated = spec.runtime == "emulated"  # there, max_batch counts Draft messages, as the paper's drafter does
     limits = Limits(
         max_sessions=spec.max_sessions,
-        max_batch=spec.max_batch,
+        max_batch=MANY if emulated else spec.max_batch,
+        max_messages=spec.max_batch if emulated else 0,
         weights={target.name: target.weight for target in topology.targets_of(spec)},
     )
     service = links.service = DrafterService(strategy, RealClock(), limits, links.reply, identity.epoch)

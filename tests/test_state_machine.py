@@ -170,6 +170,7 @@ class Decoding(RuleBasedStateMachine):
         for _ in range(20):
             if not self.service.step():
                 break
+        self.versions_never_go_back()
         while self.to_target:
             self._give_target(self.to_target.pop(0))
         self.clock.advance(0.001)
@@ -281,7 +282,13 @@ class Decoding(RuleBasedStateMachine):
             truth = self.engine.drafting.sessions.get(session.id)
             if truth is not None:
                 assert session.committed == truth.tokens[: len(session.committed)]
-                assert session.computed <= len(session.committed) + len(session.tail)
+            tokens = [*session.committed, *session.tail]
+            assert session.computed <= len(tokens)
+            states = self.draft_model._states[session.span.key]
+            state = 0
+            for place in range(session.computed):  # its KV is that of its tokens
+                state = LANGUAGE.next_state(state, tokens[place])
+                assert states[place + 1] == state
 
     @invariant()
     def acknowledgements_are_of_committed_tokens(self) -> None:

@@ -99,6 +99,8 @@ class Supervisor:
             late = [name for name in names if not self.children[name].ready.is_set()]
             everything.cancel()
             failed.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await everything
         self.check()
         if late:
             raise PacelineError(f"{', '.join(late)} not ready after {timeout:.0f} s; see the logs in {self.run_dir}")

@@ -119,7 +119,8 @@ def test_a_killed_target_frees_its_sessions_at_the_drafter(emulated: Star) -> No
     with httpx.Client(trust_env=False) as client:
         body = {"prompt": "abc", "max_tokens": 3000, "stream": True, "temperature": 0}
         with client.stream("POST", f"{star.api[0]}/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # kept: a generator that is dropped closes the stream
+            assert next(lines)
             wait_for(lambda: star.status("drafter").get("live_sessions") == 1, "the session at the drafter")
             targets[0].kill()
             wait_for(lambda: star.status("drafter").get("live_sessions") == 0, "the drafter to free it", 5.0)
