@@ -43,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    logit_bias: dict[int, float] = {}
 
     @property
     def adjusts(self) -> bool:

@@ -29,6 +29,7 @@ from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
 
 log = logging.getLogger(__name__)
 
+MANY = 1 << 16
 GIL_SWITCH_SECONDS = 0.0005  # the service's thread must not wait 5 ms for the one that reads sockets
 
 
