@@ -38,6 +38,7 @@ from paceline.edge.sessions import Session
 from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
 from paceline.topology.links.tcp import TcpTransport
+from paceline.topology.process import settle_runtime
 from paceline.topology.server import DrafterServer
 from paceline.topology.wire import MAX_DRAFT_LENGTH
 
@@ -80,6 +81,7 @@ class CountingStrategy(Counting):
 
 async def serve_drafter() -> None:
     """The other process: says its port, then serves until stdin ends."""
+    settle_runtime()
     links = DrafterLinks()
     identity = Identity("bench", "drafter", max_context=LENGTH, max_draft_length=MAX_DRAFT_LENGTH)
     service = links.service = DrafterService(CountingStrategy(), RealClock(), Limits(), links.reply, identity.epoch)
@@ -185,7 +187,7 @@ def main() -> None:
         return anyio.run(serve_drafter, backend_options={"use_uvloop": True})
     if arguments.role == "echo":
         return asyncio.run(serve_echo())
-    sys.setswitchinterval(0.0005)
+    settle_runtime()
     drafter, drafter_address = other_process("drafter")
     echo, echo_address = other_process("echo")
     ours, bare = [], []

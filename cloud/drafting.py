@@ -34,6 +34,8 @@ DEADLINE_SAMPLES = 16
 MIN_DEADLINE, MAX_DEADLINE = 0.005, 2.0
 PROBE_INTERVAL = 1.0
 KEPT_SEND_TIMES = 8
+OK, WARMING, UNKNOWN = int(Status.OK), int(Status.WARMING), int(Status.UNKNOWN)  # plain ints compare faster
+FULL, BEYOND = int(Status.FULL), int(Status.BEYOND)
 
 
 @dataclass(frozen=True)
@@ -146,18 +148,22 @@ class Drafting:
 
     def request(self, lane: Lane, sessions: Sequence[Session], now: float) -> None:
         """Asks for the next drafts of a lane's `sessions` and sets until when the lane waits for them."""
-        asked = {session: self._draft_length(session, now) for session in sessions}
-        for session, k in asked.items():
+        asked: dict[Session, int] = {}
+        for session in sessions:
+            k = self._draft_length(session, self._drafter(session), now)
             session.drafts.wanted = k > 0
-        asked = {session: k for session, k in asked.items() if k > 0}
-        if lane.plain and asked:
+            if k:
+                asked[session] = k
+        if not asked:
+            return
+        if lane.plain:
             asked = self._probe(lane, asked, now)
         drafters = self._send(asked, now)
         if lane.plain or not drafters:
             return
         for session in asked:
             session.drafts.awaited = session.drafts.caught_up
-        lane.deadline = now + max(drafter.deadline() for drafter in drafters)
+        lane.deadline = now + max([drafter.deadline() for drafter in drafters])
 
     @staticmethod
     def _probe(lane: Lane, asked: dict[Session, int], now: float) -> dict[Session, int]:
@@ -167,8 +173,7 @@ class Drafting:
         lane.probe_at = now + PROBE_INTERVAL
         return dict([next(iter(asked.items()))])
 
-    def _draft_length(self, session: Session, now: float) -> int:
-        drafter = self._drafter(session)
+    def _draft_length(self, session: Session, drafter: DrafterState | None, now: float) -> int:
         state = session.drafts
         if drafter is None or state.beyond or now < state.retry_at:
             return 0
@@ -179,9 +184,9 @@ class Drafting:
 
     def _drafter(self, session: Session) -> DrafterState | None:
         """The session's drafter, or the first one that is up when it has none or has lost it."""
-        name = session.drafts.drafter
-        if name is not None and self.drafters[name].up:
-            return self.drafters[name]
+        own = self.drafters.get(session.drafts.drafter or "")
+        if own is not None and own.send is not None:
+            return own
         for drafter in self.drafters.values():
             if drafter.up:
                 session.drafts.drafter = drafter.name
@@ -240,22 +245,24 @@ class Drafting:
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
                 continue
+            in_time = False
             sent = session.drafts.sent_at.pop(item.position, None)
-            if sent is not None and item.status == Status.OK:
+            if sent is not None and item.status == OK:
                 drafter.answered(now - sent)
+                in_time = now - sent <= patience
             if self._take(session, item, now):
-                again[session] = session.drafts.wanted * self._draft_length(session, now)
-            in_time = sent is not None and item.status == Status.OK and now - sent <= patience
-            if session.drafts.proposal or in_time:
+                again[session] = session.drafts.wanted * self._draft_length(session, self._drafter(session), now)
+            if in_time or session.drafts.proposal:
                 drafted.append(session)
-        self._send(again, now)
+        if again:
+            self._send(again, now)
         return drafted
 
     def _take(self, session: Session, item: DraftedItem, now: float) -> bool:
         """Applies one answer. True when the drafter lacks tokens that are to be sent again at once."""
         state = session.drafts
         state.unanswered_since = None
-        if item.status == Status.UNKNOWN:
+        if item.status == UNKNOWN:
             doubled = item.held == state.acknowledged  # or the tokens before base differ: start over, later
             state.acknowledged = 0 if doubled else item.held
             state.check = check_hash(session.tokens[: state.acknowledged])
@@ -265,32 +272,28 @@ class Drafting:
         if advanced:
             state.check = check_hash(session.tokens[state.acknowledged : item.held], state.check)
             state.acknowledged = item.held
-        if item.status == Status.OK:
+        if item.status == OK:
             state.caught_up = True
             self._propose(session, item)
         else:
             state.awaited = False
-            if item.status == Status.WARMING:
+            if item.status == WARMING:
                 state.caught_up = False
-            elif item.status == Status.FULL:
+            elif item.status == FULL:
                 state.retry_at = now + item.retry_after_ms / 1000.0
-            elif item.status == Status.BEYOND:
+            elif item.status == BEYOND:
                 state.beyond = True
         return advanced and state.cut
 
     def _propose(self, session: Session, item: DraftedItem) -> None:
         """Keeps the part of a draft that lies beyond what is committed, if what lies before it came true."""
+        state = session.drafts
         late = len(session.tokens) - item.position
         tokens = self._known(unpack_tokens(item.tokens))
-        if late < 0 or (late == 0 and not tokens):
-            session.drafts.awaited = session.drafts.awaited and late < 0
-            return
-        if late and tokens[:late] != session.tokens[item.position : item.position + late]:
-            return
-        if late >= len(tokens):
-            return
-        session.drafts.proposal = tokens[late:]
-        session.drafts.awaited = False
+        if late == 0:
+            state.proposal, state.awaited = tokens, False
+        elif 0 < late < len(tokens) and tokens[:late] == session.tokens[item.position : item.position + late]:
+            state.proposal, state.awaited = tokens[late:], False
 
     def _known(self, tokens: array[int]) -> array[int]:
         """The tokens before the first id that the target's vocabulary lacks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,14 +26,13 @@ from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
-from paceline.topology.process import StatusFile, load_or_stop
+from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
 from paceline.topology.wire import Drafted, Hello, Message, Welcome
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 2.0
-GIL_SWITCH_SECONDS = 0.0005  # the engine's thread must not wait 5 ms for one that serves users
 
 
 class TargetLinks:
@@ -67,12 +65,12 @@ async def run_target(
     stop: anyio.Event,
 ) -> None:
     """Serves until `stop`. UserError when the model, the port or the key is not to be had."""
-    sys.setswitchinterval(GIL_SWITCH_SECONDS)
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
     loaded = await load_or_stop(stop, f"load {spec.name}", lambda: load_target(spec))
     if loaded is None:
         return
+    settle_runtime()
     model, vocabulary = loaded
     drafters = topology.drafters_of(spec) if with_drafters else ()
     dispatch = Dispatch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from paceline.edge.strategies.base import Strategy
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
-from paceline.topology.process import StatusFile, load_or_stop
+from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.server import DrafterServer
 from paceline.topology.spec import DrafterSpec, Topology
 from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
@@ -30,7 +29,6 @@ from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
 log = logging.getLogger(__name__)
 
 MANY = 1 << 16
-GIL_SWITCH_SECONDS = 0.0005  # the service's thread must not wait 5 ms for the one that reads sockets
 
 
 class Loaded(NamedTuple):
@@ -92,10 +90,10 @@ async def run_drafter(
     stop: anyio.Event,
 ) -> None:
     """Serves until `stop`. UserError when the model or the port is not to be had."""
-    sys.setswitchinterval(GIL_SWITCH_SECONDS)
     loaded: Loaded | None = await load_or_stop(stop, f"load {spec.name}", lambda: load_strategy(spec))
     if loaded is None:
         return
+    settle_runtime()
     strategy = loaded.strategy
     identity = Identity(
         topology.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import anyio
 SUPERVISED = "PACELINE_SUPERVISED"  # set by the supervisor: stdin is a pipe that ends with it
 STATUS_SECONDS = 0.5
 LAST_WORD_SECONDS = 10.0
+GIL_SWITCH_SECONDS = 0.0005
 
 
 def notify(state: str) -> None:
@@ -56,6 +58,15 @@ def configure_logging(level: str = "info") -> None:
     formatter = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def settle_runtime() -> None:
+    """Call once the model is loaded: a thread that holds the model must not wait 5 ms for one that reads sockets,
+    and the garbage collector need not walk what was loaded."""
+    sys.setswitchinterval(GIL_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 class StatusFile:

@@ -13,6 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
@@ -28,6 +29,15 @@ MAX_LOGIT_BIAS = 4096
 MAX_POSITION = 1 << 31
 MAX_TOKENS_PER_ITEM = 1 << 19
 MAX_DRAFT_LENGTH = 16
+
+# Bounds that the decoder itself holds.
+SessionId = Annotated[int, msgspec.Meta(ge=0)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_POSITION)]
+DraftLength = Annotated[int, msgspec.Meta(ge=0, le=MAX_DRAFT_LENGTH)]
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Tokens = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_PER_ITEM)]
+Proposal = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_DRAFT_LENGTH)]
+SessionIds = Annotated[list[SessionId], msgspec.Meta(max_length=MAX_SESSIONS_LISTED)]
 
 
 class Status(IntEnum):
@@ -93,44 +103,44 @@ class Welcome(_Message, tag=4, frozen=True):
     proof: bytes = b""  # the drafter's, over everything before it
 
 
-class DraftItem(msgspec.Struct, frozen=True, array_like=True):
+class DraftItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One session of a Draft. `base` committed tokens are known to be held; `tokens` follow them."""
 
-    session: int
-    base: int
-    tokens: bytes
-    check: int  # check_hash of the tokens before base
-    k: int
+    session: SessionId
+    base: Position
+    tokens: Tokens
+    check: U32  # check_hash of the tokens before base
+    k: DraftLength
     sampling: Sampling | None = None  # at open (base 0)
-    prompt_length: int = 0  # at open: how many of the first tokens are prompt
-    limit: int = 0  # at open: the longest this session can become, in tokens
+    prompt_length: Position = 0  # at open: how many of the first tokens are prompt
+    limit: Position = 0  # at open: the longest this session can become, in tokens
 
 
 class Draft(_Message, tag=5, frozen=True):
     """T→D: committed tokens, and how many to propose after them."""
 
     epoch: int
-    items: list[DraftItem]
+    items: Annotated[list[DraftItem], msgspec.Meta(max_length=MAX_ITEMS)]
     features: bytes | None = None  # reserved: hidden states for EAGLE
     adapter: str | None = None  # reserved
 
 
-class DraftedItem(msgspec.Struct, frozen=True, array_like=True):
+class DraftedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One session of a Drafted. `position` is the absolute index of the first proposal."""
 
-    session: int
+    session: SessionId
     status: int
-    held: int
-    position: int
-    tokens: bytes = b""
-    retry_after_ms: int = 0
+    held: Position
+    position: Position
+    tokens: Proposal = b""
+    retry_after_ms: Position = 0
 
 
 class Drafted(_Message, tag=6, frozen=True):
     """D→T: proposals, with the time they waited and took."""
 
     epoch: int
-    items: list[DraftedItem]
+    items: Annotated[list[DraftedItem], msgspec.Meta(max_length=MAX_ITEMS)]
     queue_us: int = 0
     draft_us: int = 0
     parents: bytes | None = None  # reserved: tree drafts
@@ -143,14 +153,14 @@ class Close(_Message, tag=7, frozen=True):
     """T→D: these sessions are over, for good."""
 
     epoch: int
-    sessions: list[int]
+    sessions: SessionIds
 
 
 class Ping(_Message, tag=8, frozen=True):
     """Both ways, once a second. A target lists its live sessions; the drafter frees all others."""
 
     time_us: int
-    sessions: list[int] | None = None
+    sessions: SessionIds | None = None
 
 
 class Pong(_Message, tag=9, frozen=True):
@@ -197,43 +207,21 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
 
 
 def _check(message: Message) -> None:
-    if isinstance(message, (Draft, Drafted)):
-        if len(message.items) > MAX_ITEMS:
-            raise WireError(f"{len(message.items)} items in one message, at most {MAX_ITEMS} are allowed")
+    """What the fields' types do not say."""
+    if isinstance(message, Draft):
         for item in message.items:
-            _check_item(item)
-    elif isinstance(message, (Close, Ping)) and message.sessions:
-        if len(message.sessions) > MAX_SESSIONS_LISTED:
-            raise WireError(
-                f"{len(message.sessions)} sessions in one message, at most {MAX_SESSIONS_LISTED} are allowed"
-            )
-        if min(message.sessions) < 0:
-            raise WireError("a session id is negative")
+            if len(item.tokens) & 3:
+                raise _uneven(item)
+            if item.sampling is not None:
+                _check_sampling(item.session, item.sampling)
+    elif isinstance(message, Drafted):
+        for answer in message.items:
+            if len(answer.tokens) & 3:
+                raise _uneven(answer)
 
 
-def _check_item(item: DraftItem | DraftedItem) -> None:
-    if item.session < 0:
-        raise WireError("a session id is negative")
-    if len(item.tokens) % 4:
-        raise WireError(f"session {item.session}: {len(item.tokens)} bytes of tokens is no multiple of 4")
-    if isinstance(item, DraftedItem):
-        if len(item.tokens) > 4 * MAX_DRAFT_LENGTH:
-            raise WireError(f"session {item.session}: more than {MAX_DRAFT_LENGTH} tokens proposed")
-        if not (0 <= item.held < MAX_POSITION and 0 <= item.position < MAX_POSITION and item.retry_after_ms >= 0):
-            raise WireError(f"session {item.session}: a position outside 0..{MAX_POSITION}")
-        return
-    if len(item.tokens) > 4 * MAX_TOKENS_PER_ITEM:
-        raise WireError(f"session {item.session}: more than {MAX_TOKENS_PER_ITEM} tokens in one item")
-    if not 0 <= item.k <= MAX_DRAFT_LENGTH:
-        raise WireError(f"session {item.session}: k = {item.k} is outside 0..{MAX_DRAFT_LENGTH}")
-    if not (
-        0 <= item.base < MAX_POSITION and 0 <= item.prompt_length < MAX_POSITION and 0 <= item.limit < MAX_POSITION
-    ):
-        raise WireError(f"session {item.session}: a position outside 0..{MAX_POSITION}")
-    if not 0 <= item.check < 1 << 32:
-        raise WireError(f"session {item.session}: check is no u32")
-    if item.sampling is not None:
-        _check_sampling(item.session, item.sampling)
+def _uneven(item: DraftItem | DraftedItem) -> WireError:
+    return WireError(f"session {item.session}: {len(item.tokens)} bytes of tokens is no multiple of 4")
 
 
 def _check_sampling(session: int, sampling: Sampling) -> None:
