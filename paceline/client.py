@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UserError
 from paceline.core.percentiles import summary
 
 
@@ -49,13 +49,15 @@ async def complete(
     options: dict[str, Any],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Completion:
-    """Streams one completion. PacelineError when the target refuses or breaks off, in its own words."""
+    """Streams one completion. UserError when the target refuses the request itself,
+    PacelineError when it cannot serve it or breaks off; in its own words."""
     done = Completion(target, prompt, sent=time.monotonic())
     body = {"prompt": prompt, "stream": True, "return_token_ids": True, **options}
     try:
         async with client.stream("POST", f"http://{address}/v1/completions", json=body) as response:
             if response.status_code != 200:
-                raise PacelineError(f"{target}: {_refusal(response.status_code, await response.aread())}")
+                failure = UserError if response.status_code == 400 else PacelineError
+                raise failure(f"{target}: {_refusal(response.status_code, await response.aread())}")
             async for line in response.aiter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     _take(done, json.loads(line[6:]), progress)

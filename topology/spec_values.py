@@ -166,11 +166,16 @@ def read_seconds(value: Any, base: Base = None) -> float:
 
 
 def expand(text: str, base: Base) -> str:
-    """`~` and `${NAME}` replaced; ${PACELINE_CACHE} is ~/.cache/paceline unless set. Raises ValueError."""
+    """`~` and `${NAME}` replaced; ${PACELINE_CACHE} is paceline in the user's cache folder unless set.
+
+    Raises ValueError for a variable that is not set.
+    """
+
+    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline")
 
     def variable(match: re.Match[str]) -> str:
         name = match[1]
-        value = os.environ.get(name) or ("~/.cache/paceline" if name == "PACELINE_CACHE" else None)
+        value = os.environ.get(name) or (cache if name == "PACELINE_CACHE" else None)
         if value is None:
             raise ValueError(f"uses ${{{name}}}, but the environment variable {name} is not set")
         return value

@@ -34,7 +34,9 @@ def run(
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Share of probability to choose from, in (0, 1].")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", min=0.0, max=1.0, help="Share of probability to choose from.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")] = 0,
     no_drafter: NoDrafter = False,
     run_dir: RunDir = None,
