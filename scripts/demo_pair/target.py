@@ -1,4 +1,9 @@
-"""Training of the target: a deep, narrow Llama, next-token loss, a fixed time budget, resumable."""
+"""Training of the target: a deep, narrow Llama, next-token loss, a fixed time budget, resumable.
+
+From AGREE_FROM on the drafter learns along, and the target is drawn towards it: beside the next token it minimises
+KL(target || drafter). Two models trained apart on so little agree on half of their tokens; a pair that is to show
+speculation should agree like one of useful size. The price is stated in models/README.md: some loss of the target.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, nll_loss, scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from demo_pair.cores import Threads
@@ -23,6 +28,8 @@ log = logging.getLogger("demo_pair")
 BFLOAT16 = bool(torch.cpu._is_avx512_bf16_supported())  # training only; weights, optimizer and inference stay fp32
 LENGTHS = ((0.0, 128), (0.3, 256), (0.85, 512))  # (share of the time, sequence length from there on)
 TOKENS_A_STEP = 2048
+AGREE_FROM = 0.73  # share of the time from which the drafter learns along
+AGREEMENT = ((0.77, 0.0), (0.83, 1.0))  # weight of KL(target || drafter): a ramp, once the drafter has learnt a little
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Shape:
 
 
 TARGET = Shape(layers=12, intermediate=320)
+DRAFTER = Shape(layers=1, intermediate=1024)
 
 
 def build(shape: Shape) -> LlamaForCausalLM:
@@ -85,6 +93,20 @@ def next_token_loss(model: nn.Module, batch: Tensor) -> Tensor:
     return cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
+def distillation_loss(logits: Tensor, teacher: Tensor, counts: Tensor | None = None) -> Tensor:
+    """KL(target || drafter) for sampled acceptance, plus cross entropy with the target's first choice for greedy."""
+    quiet = log_softmax(logits, -1)
+    divergence = kl_div(quiet, log_softmax(teacher, -1), log_target=True, reduction="none").sum(-1)
+    losses = divergence + 0.5 * nll_loss(quiet, teacher.argmax(-1), reduction="none")
+    return losses.mean() if counts is None else (losses * counts).sum() / counts.sum()
+
+
+def start_from_target(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+    """The drafter begins with the target's embeddings and final norm."""
+    drafter.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+    drafter.model.norm.load_state_dict(target.model.norm.state_dict())
+
+
 @torch.no_grad()
 def mean_loss(model: nn.Module, ids: np.ndarray, length: int = 512, most: int = 64) -> float:
     """Mean next-token loss in nats over up to `most` evenly spread windows, fp32."""
@@ -102,9 +124,12 @@ class TargetTraining:
         self.work, self.seconds, self.seed = work, seconds, seed
         self.model = build(TARGET)
         self.average = copy.deepcopy(self.model).eval()
-        for model in (self.model, self.average):
+        self.drafter = build(DRAFTER)
+        for model in (self.model, self.average, self.drafter):
             model.set_attn_implementation("train_causal")
         self.optimizers = optimizers(self.model, muon_lr=0.02, adam_lr=3e-3)
+        self.drafter_optimizers = optimizers(self.drafter, muon_lr=0.02, adam_lr=2e-3)
+        self.joined, self.agreed = False, 0.0
         self.spent, self.tokens, self.steps, self.train_loss = 0.0, 0, 0, 0.0
         if (work / "target.pt").exists():
             self.load()
@@ -114,6 +139,9 @@ class TargetTraining:
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "drafter": self.drafter.state_dict(),
+            "drafter_optimizers": [optimizer.state_dict() for optimizer in self.drafter_optimizers],
+            "joined": self.joined,
             "progress": (self.spent, self.tokens, self.steps, self.train_loss),
         }
         torch.save(state, self.work / "target.pt.part")
@@ -123,22 +151,38 @@ class TargetTraining:
         state = torch.load(self.work / "target.pt", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        self.drafter.load_state_dict(state["drafter"])
+        both = self.optimizers + self.drafter_optimizers
+        for optimizer, saved in zip(both, state["optimizers"] + state["drafter_optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+        self.joined = state["joined"]
         self.spent, self.tokens, self.steps, self.train_loss = state["progress"]
         log.info("resumed at %.0f s, %d steps", self.spent, self.steps)
 
     def step(self, ids: np.ndarray) -> float:
         progress = self.spent / self.seconds
         length = max(length for start, length in LENGTHS if progress >= start)
-        set_rate(self.optimizers, schedule(progress))
+        made = list(self.optimizers)
+        if progress >= AGREE_FROM:
+            made += self.drafter_optimizers
+            if not self.joined:
+                start_from_target(self.drafter, self.model)
+                self.joined = True
+        set_rate(made, schedule(progress))
         generator = np.random.default_rng((self.seed, self.steps))
         batch = windows(ids, TOKENS_A_STEP // length, length, generator)
         with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
-            loss = next_token_loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
+            logits = self.model(batch[:, :-1], use_cache=False).logits
+            drafted = self.drafter(batch[:, :-1], use_cache=False).logits if self.joined else None
+        logits = logits.float().flatten(0, 1)
+        total = loss = cross_entropy(logits, batch[:, 1:].flatten())
+        if drafted is not None:
+            weight = float(np.interp(progress, *zip(*AGREEMENT, strict=True)))
+            total = total + self.agreement_loss(logits, drafted.float().flatten(0, 1), weight)
+        total.backward()  # type: ignore[no-untyped-call]
+        for model in (self.model, self.drafter):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in made:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         decay = min(0.995, self.steps / (self.steps + 20))
@@ -148,6 +192,16 @@ class TargetTraining:
         self.steps += 1
         self.tokens += batch.shape[0] * length
         return loss.item()
+
+    def agreement_loss(self, logits: Tensor, drafted: Tensor, weight: float) -> Tensor:
+        """The drafter learns from the target as it is, the target leans towards the drafter as it is."""
+        with torch.no_grad():
+            matched = (logits.argmax(-1) == drafted.argmax(-1)).float().mean().item()
+        self.agreed = 0.98 * self.agreed + 0.02 * matched if self.agreed else matched
+        leaning = kl_div(
+            log_softmax(drafted.detach(), -1), log_softmax(logits, -1), log_target=True, reduction="batchmean"
+        )
+        return weight * leaning + distillation_loss(drafted, logits.detach())
 
     def run(self, train: np.ndarray, held_out: np.ndarray, save_every: float = 150) -> None:
         saved, threads = time.monotonic(), Threads(torch.get_num_threads())
@@ -159,8 +213,8 @@ class TargetTraining:
             self.spent += time.monotonic() - began
             if self.steps % 20 == 0:
                 rate = self.tokens / self.spent
-                state = (self.spent, self.steps, self.train_loss, rate, torch.get_num_threads())
-                log.info("target %5.0f s step %d loss %.3f, %.0f tok/s, %d threads", *state)
+                state = (self.spent, self.steps, self.train_loss, self.agreed, rate, torch.get_num_threads())
+                log.info("target %5.0f s step %d loss %.3f, agreement %.3f, %.0f tok/s, %d threads", *state)
             if time.monotonic() - saved > save_every:
                 self.save()
                 log.info("held-out %.3f, average of weights %.3f", *self.evaluate(held_out, most=16))
@@ -187,6 +241,7 @@ def train_target(work: Path, train: np.ndarray, held_out: np.ndarray, seconds: f
     last, averaged = training.evaluate(held_out)
     best = training.average if averaged < last else training.model
     torch.save(best.state_dict(), work / "target-final.pt")
+    torch.save(training.drafter.state_dict(), work / "drafter-start.pt")
     figures = {
         "tokens_seen": training.tokens,
         "steps": training.steps,
