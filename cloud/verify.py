@@ -27,20 +27,21 @@ def verify(logits: Array, sessions: Sequence[Session], drafts: Sequence[Sequence
     """
     if getattr(logits, "is_cpu", False):
         logits = logits.numpy()  # small operations cost less there
-    counts = [len(draft) + 1 for draft in drafts]
     samplings: list[Sampling] = []
     positions: list[int] = []
-    for session, count in zip(sessions, counts, strict=True):
+    for session, draft in zip(sessions, drafts, strict=True):
+        first, count = len(session.tokens), len(draft) + 1
         samplings += [session.request.sampling] * count
-        positions += range(len(session.tokens), len(session.tokens) + count)
+        positions += range(first, first + count)
     chosen = choose(_adjusted(logits, sessions, drafts), samplings, positions).tolist() if samplings else []
     results, row = [], 0
-    for session, draft, count in zip(sessions, drafts, counts, strict=True):
-        own = chosen[row : row + count]
-        tokens = own[: accepted(own, draft) + 1]
-        log_probs = _log_probs(logits[row:], session, tokens) if session.request.log_probs is not None else []
+    for session, draft in zip(sessions, drafts, strict=True):
+        end = row + len(draft) + 1
+        tokens = chosen[row:end]
+        del tokens[accepted(tokens, draft) + 1 :]
+        log_probs = [] if session.request.log_probs is None else _log_probs(logits[row:end], session, tokens)
         results.append(Verified(session, tokens, log_probs, len(draft)))
-        row += count
+        row = end
     return results
 
 

@@ -7,14 +7,12 @@ through these types alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Array = Any  # a numpy array or a torch tensor: sampling accepts both
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A session's contiguous share of the KV arena: token slots `first … first + size`."""
 
     key: int
@@ -22,8 +20,7 @@ class Span:
     size: int
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Consecutive tokens of one session in a packed forward.
 
     start: absolute position of tokens[0]. KV before it is kept, KV from it on is overwritten, so a

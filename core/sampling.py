@@ -180,10 +180,10 @@ def _filter(scaled: Array, samplings: Sequence[Sampling]) -> tuple[Array, Array]
 
 def accepted(chosen: Sequence[int], draft: Sequence[int]) -> int:
     """How many draft tokens the target would have emitted itself; chosen[:accepted + 1] is committed."""
-    count = 0
-    while count < len(draft) and chosen[count] == draft[count]:
-        count += 1
-    return count
+    for count, token in enumerate(draft):
+        if chosen[count] != token:
+            return count
+    return len(draft)
 
 
 # --- bias and penalties ----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -119,7 +118,7 @@ class ContiguousRows:
         rows = [self._held.row(segment.span.key) for segment in segments]
         order = sorted(range(len(segments)), key=rows.__getitem__)
         top = self._runtime.forward(
-            [replace(segments[i], span=replace(segments[i].span, key=rows[i])) for i in order], width
+            [segments[i]._replace(span=segments[i].span._replace(key=rows[i])) for i in order], width
         )
         if order == list(range(len(segments))):
             return top

@@ -87,7 +87,7 @@ def main() -> None:
     large = finished(work, "target", target.TARGET)
     assert large is not None
     target.write_model(large, out / "tiny-target")
-    small = finished(work, "drafter", drafter.DRAFTER)
+    small = finished(work, "drafter", target.DRAFTER)
     if small is None:
         small = drafter.train_drafter(work, large, train, held_out, (1 - TARGET_SHARE) * seconds, arguments.seed)
     target.write_model(small, out / "tiny-drafter")
@@ -97,7 +97,7 @@ def main() -> None:
         "threads": arguments.threads,
         "command": f"python scripts/train_demo_pair.py --out models --minutes {arguments.minutes:g}",
         "target_shape": in_words(target.TARGET),
-        "drafter_shape": in_words(drafter.DRAFTER),
+        "drafter_shape": in_words(target.DRAFTER),
     }
     figures = [json.loads((work / f"{name}.json").read_text()) for name in ("corpus", "target", "drafter")]
     measured = measure(out)

@@ -6,6 +6,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from demo_pair.target import AGREE_FROM
+
 README = """\
 # The embedded pair
 
@@ -42,11 +44,14 @@ which under 20 % of 8-grams repeat. At temperature 0.8 both ends share Gumbel no
 - Data: the standard library sources of Python {python}: {train_files} files, {train_bytes:,} bytes, {train_tokens:,}
   tokens; {held_out_files} more files held out whole by a seeded hash of their names. Left out: site-packages, and files
   that zlib shrinks below 14 % (tables); a file counts up to 200 000 characters.
-- Target: next-token loss, {tokens_seen:,} tokens in {steps:,} steps, {target_minutes} minutes on up to
-  {threads} CPU threads shared with other work; Muon and AdamW; last training loss {train_loss:.3f} (moving average).
-- Drafter: distilled from the target (KL, and cross entropy with its first choice) on {own_texts:,} texts that the
-  target wrote, greedily and at temperature 0.8 in turn, and on {corpus_windows:,} windows of the corpus, {row_length}
-  tokens each.
+- Target: next-token loss, {tokens_seen:,} tokens in {steps:,} steps, {target_minutes} minutes on up to {threads} CPU
+  threads shared with other work; Muon and AdamW; last training loss {train_loss:.3f} (moving average).
+- **The two were made to agree.** In the last {agree_share:.0f} % of that time the drafter learnt along and the target
+  also minimised KL(target || drafter). It costs the target some loss and buys acceptance that models of this size,
+  trained apart for so short a time, do not reach. Acceptance here is therefore no evidence for any other pair.
+- Drafter: then distilled from the finished target (KL, and cross entropy with its first choice) on {own_texts:,} texts
+  that the target wrote, greedily and at temperature 0.8 in turn, and on {corpus_windows:,} windows of the corpus,
+  {row_length} tokens each.
 - Seed {seed}. Command: `{command}`. Stages are timed, so another machine gives other weights.
 
 ## Licence
@@ -76,6 +81,7 @@ def write_card(
     rows = [acceptance_row(name, result) for name, result in measured.items() if "accepted" in str(result)]
     text = README.format(
         **run,
+        agree_share=100 * (1 - AGREE_FROM),
         python=platform.python_version(),
         files=measured["files"],
         held_out_files=corpus["held_out_files"],

@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax, nll_loss
 from transformers import LlamaForCausalLM
 
 from demo_pair.cores import Threads
 from demo_pair.optim import optimizers, schedule, set_rate
-from demo_pair.target import BFLOAT16, TARGET, build, mean_loss
+from demo_pair.target import BFLOAT16, DRAFTER, build, distillation_loss, mean_loss
 
 log = logging.getLogger("demo_pair")
 
-DRAFTER = replace(TARGET, layers=1, intermediate=1024)
 LENGTH = 224  # tokens a row: prompts of 64, 96 or 128 and a continuation up to there
-ROWS_A_STEP = 16
+ROWS_A_STEP = 8
 TEMPERATURE = 0.8
-CORPUS_WINDOWS = 1500  # at least
+CORPUS_WINDOWS = 600  # at least
 REPEAT = 8  # tokens that end an n-gram of this size which the row has had before are a loop, and no lesson
 
 
@@ -96,30 +94,16 @@ def lessons(target: LlamaForCausalLM, rows: Tensor) -> Lessons:
     return Lessons(rows, torch.cat(hidden), torch.tensor([not_repeated(row) for row in rows.tolist()]))
 
 
-def distillation_loss(logits: Tensor, teacher: Tensor, counts: Tensor) -> Tensor:
-    """KL(target || drafter) for sampled acceptance, plus cross entropy with the target's first choice for greedy."""
-    quiet = log_softmax(logits, -1)
-    divergence = kl_div(quiet, log_softmax(teacher, -1), log_target=True, reduction="none").sum(-1)
-    first_choice = nll_loss(quiet, teacher.argmax(-1), reduction="none")
-    return ((divergence + 0.5 * first_choice) * counts).sum() / counts.sum()
-
-
-def start_from_target(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """The drafter begins with the target's embeddings and final norm."""
-    drafter.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
-    drafter.model.norm.load_state_dict(target.model.norm.state_dict())
-
-
 def distil(drafter: LlamaForCausalLM, target: LlamaForCausalLM, given: Lessons, seconds: float, seed: int) -> float:
     """Train for `seconds`; returns the smoothed last loss."""
     drafter.set_attn_implementation("train_causal")
     generator = torch.Generator().manual_seed(seed)
-    made = optimizers(drafter, muon_lr=0.02, adam_lr=2e-3)
+    made = optimizers(drafter, muon_lr=0.01, adam_lr=1e-3)
     head = target.lm_head.weight.detach()
     began, step, smooth, threads = time.monotonic(), 0, 0.0, Threads(torch.get_num_threads())
     while (progress := (time.monotonic() - began) / seconds) < 1:
         threads.adjust()
-        set_rate(made, schedule(progress, decay=0.5))
+        set_rate(made, schedule(progress, decay=0.9))
         rows = torch.randint(len(given.tokens), (ROWS_A_STEP,), generator=generator)
         with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
             logits = drafter(given.tokens[rows, :-1], use_cache=False).logits
@@ -151,9 +135,8 @@ def train_drafter(
     corpus = prompts(train, max(len(own) // 2, CORPUS_WINDOWS), LENGTH, generator)
     given = lessons(target, torch.cat([own, corpus]))
     log.info("%d own texts, %d corpus windows", len(own), len(corpus))
-    torch.manual_seed(seed)
     drafter = build(DRAFTER)
-    start_from_target(drafter, target)
+    drafter.load_state_dict(torch.load(work / "drafter-start.pt", weights_only=True))
     loss = distil(drafter, target, given, seconds - (time.monotonic() - began), seed)
     figures: dict[str, Any] = {
         "own_texts": len(own),
