@@ -1,8 +1,12 @@
-"""From a topology to the processes that this machine is to run."""
+"""From a topology to the processes that this machine is to run, and where they leave their logs."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.errors import UserError
@@ -55,3 +59,22 @@ def _is_here(topology: Topology, host: str | None) -> bool:
                 continue
             return True
     return False
+
+
+@contextlib.contextmanager
+def run_directory(run_dir: Path | None) -> Iterator[Path]:
+    """The run's directory; a temporary one is kept when something went wrong, since the logs are in it."""
+    if run_dir is not None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--run-dir {run_dir}: {error.strerror}") from None
+        yield run_dir
+        return
+    directory = Path(tempfile.mkdtemp(prefix="paceline-"))
+    try:
+        yield directory
+    except (UserError, KeyboardInterrupt):
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,13 +41,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Start a whole topology here, generate, print the texts and a table, stop everything."""
+    from paceline.deployment import run_directory
     from paceline.topology.spec import load_topology, require_models
 
     topology = load_topology(topology_file)
     require_models(topology, str(topology_file))
     texts = [*(prompt or []), *(_read_prompts(prompts) if prompts else [])] or list(DEFAULT_PROMPTS)
     options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    with _directory(run_dir) as directory:
+    with run_directory(run_dir) as directory:
         report = asyncio.run(_until_interrupted(topology, topology_file, directory, texts, options, not no_drafter))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
@@ -140,25 +139,6 @@ def _progress(total: int) -> Iterator[_Progress]:
     progress = _Progress(total)
     with progress.bar:
         yield progress
-
-
-@contextlib.contextmanager
-def _directory(run_dir: Path | None) -> Iterator[Path]:
-    """The run's directory; a temporary one is kept when something went wrong, since the logs are in it."""
-    if run_dir is not None:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run-dir {run_dir}: {error.strerror}") from None
-        yield run_dir
-        return
-    directory = Path(tempfile.mkdtemp(prefix="paceline-"))
-    try:
-        yield directory
-    except (UserError, KeyboardInterrupt):
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read_prompts(path: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 def up(topology_file: TopologyFile, no_drafter: NoDrafter = False, run_dir: RunDir = None) -> None:
     """Start and supervise what belongs on this machine, until Ctrl-C; what dies is started again."""
+    from paceline.deployment import run_directory
     from paceline.topology.process import configure_logging
     from paceline.topology.spec import load_topology, require_models
 
     configure_logging()
     topology = load_topology(topology_file)
     require_models(topology, str(topology_file))
-    directory = run_dir or Path(tempfile.mkdtemp(prefix=f"paceline-{topology.name}-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_up(topology, topology_file, directory, not no_drafter))
+    with run_directory(run_dir) as directory:
+        asyncio.run(_up(topology, topology_file, directory, not no_drafter))
 
 
 async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_drafters: bool) -> None:
