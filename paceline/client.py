@@ -6,12 +6,20 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from paceline.core.errors import PacelineError, UserError
 from paceline.core.percentiles import summary
+
+
+class Endpoint(NamedTuple):
+    """A target's completions: its name, the URL, and the API key where it has one."""
+
+    target: str
+    url: str
+    key: str | None
 
 
 @dataclass
@@ -43,18 +51,19 @@ class Completion:
 
 async def complete(
     client: httpx.AsyncClient,
-    address: str,
-    target: str,
+    endpoint: Endpoint,
     prompt: str | list[int],
     options: dict[str, Any],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Completion:
     """Streams one completion. UserError when the target refuses the request itself,
     PacelineError when it cannot serve it or breaks off; in its own words."""
+    target = endpoint.target
     done = Completion(target, prompt, sent=time.monotonic())
     body = {"prompt": prompt, "stream": True, "return_token_ids": True, **options}
+    headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     try:
-        async with client.stream("POST", f"http://{address}/v1/completions", json=body) as response:
+        async with client.stream("POST", endpoint.url, json=body, headers=headers) as response:
             if response.status_code != 200:
                 failure = UserError if response.status_code == 400 else PacelineError
                 raise failure(f"{target}: {_refusal(response.status_code, await response.aread())}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from paceline.client import Completion, complete
+from paceline.client import Completion, Endpoint, complete
 from paceline.core.errors import PacelineError
 from paceline.deployment import nodes_here
 from paceline.topology.spec import Topology
@@ -45,7 +45,7 @@ class Star:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
             calls = [
-                complete(client, self._address(name), name, prompt, options, progress)
+                complete(client, self._endpoint(name), prompt, options, progress)
                 for prompt, name in zip(prompts, itertools.cycle(names), strict=False)
             ]
             everything: asyncio.Future[list[Completion]] = asyncio.gather(*calls)
@@ -61,8 +61,11 @@ class Star:
                 with contextlib.suppress(asyncio.CancelledError, PacelineError):
                     await everything
 
-    def _address(self, target: str) -> str:
-        return str(self.topology.target(target).api.listen)
+    def _endpoint(self, target: str) -> Endpoint:
+        """Where this machine finds a target's API, and what it wants to be shown."""
+        api = self.topology.target(target).api
+        key = api.key_file.read_text().strip() if api.key_file is not None else None
+        return Endpoint(target, f"http://{api.listen.from_here}/v1/completions", key)
 
     async def settle(self) -> None:
         """Waits until every node's status says that no session is live, for a few seconds at the most."""

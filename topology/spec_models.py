@@ -227,7 +227,7 @@ class Topology(Section):
         if not drafter.listen.is_any:
             return drafter.listen
         if drafter.host == target.host or drafter.host is None:
-            return Address("::1" if drafter.listen.host == "::" else "127.0.0.1", drafter.listen.port)
+            return drafter.listen.from_here
         return Address(self.hosts[drafter.host].address, drafter.listen.port)
 
 

@@ -110,6 +110,13 @@ class Address:
         """It stands for all addresses of the machine."""
         return self.host in ("0.0.0.0", "::")
 
+    @property
+    def from_here(self) -> Address:
+        """Where a program on the same machine connects."""
+        if not self.is_any:
+            return self
+        return Address("::1" if self.host == "::" else "127.0.0.1", self.port)
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -52,7 +52,9 @@ def alive(pid: int) -> bool:
 class EmulatedStar:
     """A topology file of one drafter and `targets` targets, and the command line on it."""
 
-    def __init__(self, folder: Path, targets: int, verify_ms: float, transport: str = "tcp") -> None:
+    def __init__(
+        self, folder: Path, targets: int, verify_ms: float, transport: str = "tcp", api: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
@@ -77,7 +79,7 @@ class EmulatedStar:
                     "model": "toy",
                     "engine": "emulated",
                     "drafters": {"names": ["drafter"]},
-                    "api": {"listen": f"127.0.0.1:{port}"},
+                    "api": {"listen": f"127.0.0.1:{port}", **(api or {})},
                     "profile": {**language, "verify_ms": verify_ms},
                 }
                 for index, port in enumerate(ports[1:])
@@ -129,10 +131,10 @@ class EmulatedStar:
 def emulated(tmp_path: Path) -> Iterator[Callable[..., EmulatedStar]]:
     made: list[EmulatedStar] = []
 
-    def make(targets: int = 2, verify_ms: float = 1.0, transport: str = "tcp") -> EmulatedStar:
+    def make(targets: int = 2, verify_ms: float = 1.0, **options: Any) -> EmulatedStar:
         folder = tmp_path / f"star-{len(made)}"
         folder.mkdir()
-        made.append(EmulatedStar(folder, targets, verify_ms, transport))
+        made.append(EmulatedStar(folder, targets, verify_ms, **options))
         return made[-1]
 
     yield make

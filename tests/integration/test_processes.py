@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -60,6 +61,19 @@ def test_all_nodes_in_one_process_over_the_memory_link(emulated: Star) -> None:
     assert texts(plain) == texts(drafted)
     assert drafted["targets"][0]["acceptance_length"] > 1.2
     assert len(set(star.pids())) == 1
+
+
+def test_a_run_shows_the_key_that_its_targets_want(emulated: Star, tmp_path: Path) -> None:
+    """With `api.key_file`, `run` works and a stranger is refused."""
+    key = tmp_path / "api.key"
+    key.write_text("open sesame\n")
+    key.chmod(0o600)
+    star = emulated(targets=1, api={"key_file": str(key)})
+    assert len(star.run("--max-tokens", "5", "--prompt", "x")["outputs"][0]["token_ids"]) == 5
+    star.start("up", str(star.path), "--run-dir", str(star.run_dir))
+    wait_for(lambda: _up(star.api[0]), "the star")
+    body = {"prompt": "abc", "max_tokens": 3}
+    assert httpx.post(f"{star.api[0]}/v1/completions", json=body, trust_env=False).status_code == 401
 
 
 def test_a_killed_drafter_costs_no_token_and_comes_back(emulated: Star) -> None:
