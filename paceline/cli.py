@@ -6,6 +6,7 @@ paceline/commands/ and is imported when it is called, so that `paceline --help` 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _say(PacelineError("cannot write the output: no space left on device"))
+        return 1
     return 0
 
 
@@ -129,7 +135,8 @@ def _say(error: PacelineError) -> None:
 def _flushed(code: int) -> int:
     """The exit code, once output is out; a reader that left early (`| head`) is no failure of ours."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it was closed before this process began
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

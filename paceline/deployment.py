@@ -61,15 +61,21 @@ def _is_here(topology: Topology, host: str | None) -> bool:
     return False
 
 
+def writable(run_dir: Path) -> Path:
+    """The directory of `--run-dir`, made where it is missing. UserError when nothing can be written there."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=run_dir).close()
+    except OSError as error:
+        raise UserError(f"--run-dir {run_dir}: {error.strerror}") from None
+    return run_dir
+
+
 @contextlib.contextmanager
 def run_directory(run_dir: Path | None) -> Iterator[Path]:
     """The run's directory; a temporary one is kept when something went wrong, since the logs are in it."""
     if run_dir is not None:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--run-dir {run_dir}: {error.strerror}") from None
-        yield run_dir
+        yield writable(run_dir)
         return
     directory = Path(tempfile.mkdtemp(prefix="paceline-"))
     try:

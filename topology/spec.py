@@ -120,9 +120,11 @@ def schema() -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """A small UTF-8 file. Raises UserError with one sentence when it cannot be read."""
     try:
-        if path.is_file() and path.stat().st_size > MAXIMUM_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAXIMUM_BYTES + 1)  # a device or a pipe may never end
+        if len(data) > MAXIMUM_BYTES:
             raise UserError(f"{path}: is larger than 256 KiB; that is no topology")
-        return path.read_bytes().decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:

@@ -84,7 +84,10 @@ class Supervisor:
     def start(self, node: Node) -> Child:
         """Starts a node in the background."""
         child = Child(node, self.run_dir / f"{node.name}.log")
-        child.log.unlink(missing_ok=True)
+        try:
+            child.log.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{child.log}: {error.strerror}") from None
         self.children[node.name] = child
         child.task = asyncio.create_task(self._look_after(child), name=f"child {node.name}")
         return child
@@ -138,7 +141,12 @@ class Supervisor:
         """Runs a child, again and again if it may be restarted, until it is stopped."""
         backoff = Backoff(first=0.1)
         while not child.stopping.is_set():
-            code = await self._run_once(child)
+            try:
+                code = await self._run_once(child)
+            except OSError as error:  # no room for its log, or for one more process
+                self.failure = PacelineError(f"{child.node.name} cannot be started: {error}")
+                self.failed.set()
+                break
             child.was_ready |= child.ready.is_set()
             child.ready.clear()
             if child.stopping.is_set():

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.model import Segment, Span
+from paceline.core.model import PackedModel, Segment, Span
 
 TOP = 64  # a proposal is chosen among this many tokens
 
@@ -46,6 +46,36 @@ class Runtime(Protocol):
 
     def move(self, from_row: int, to_row: int) -> None:
         """Copies a KV row over another one; only where `rows` is contiguous."""
+
+
+class PackedRuntime:
+    """A runtime over a `PackedModel` of numpy rows; sessions' KV may lie anywhere.
+
+    vocabulary_size: the tokenizer's, where the model's rows have a padded tail; the tail is never proposed.
+    """
+
+    rows: Literal["any", "contiguous"] = "any"
+    multi_token_batch = True
+
+    def __init__(self, model: PackedModel, vocabulary_size: int | None = None) -> None:
+        self.name = model.name
+        self.vocabulary_size = min(vocabulary_size or model.vocabulary_size, model.vocabulary_size)
+        self.max_context = model.max_context
+        self.kv_slots = model.kv_slots
+        self._model = model
+
+    def allocate(self, length: int) -> Span | None:
+        return self._model.allocate(length)
+
+    def free(self, span: Span) -> None:
+        self._model.free(span)
+
+    def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
+        return top_of(self._model.forward(segments)[:, : self.vocabulary_size], width)
+
+    def move(self, from_row: int, to_row: int) -> None:
+        """Never called where rows is `any`."""
+        raise ValueError("this runtime's sessions may lie anywhere: nothing is to be moved")
 
 
 def top_of(logits: NDArray[np.floating[Any]], width: int = TOP) -> Top:

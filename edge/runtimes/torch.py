@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.core.model import PackedModel, Segment, Span
-from paceline.edge.runtimes.base import TOP, Top
+from paceline.core.model import Segment
+from paceline.edge.runtimes.base import TOP, PackedRuntime, Top
 
 
-class TorchRuntime:
-    """Wraps a `PackedModel` whose forward returns torch rows.
-
-    vocabulary_size: the tokenizer's, where the model's rows have a padded tail; the tail is never proposed.
-    """
-
-    rows: Literal["any", "contiguous"] = "any"
-    multi_token_batch = True
-
-    def __init__(self, model: PackedModel, vocabulary_size: int | None = None) -> None:
-        self.name = model.name
-        self.vocabulary_size = min(vocabulary_size or model.vocabulary_size, model.vocabulary_size)
-        self.max_context = model.max_context
-        self.kv_slots = model.kv_slots
-        self._model = model
-
-    def allocate(self, length: int) -> Span | None:
-        return self._model.allocate(length)
-
-    def free(self, span: Span) -> None:
-        self._model.free(span)
+class TorchRuntime(PackedRuntime):
+    """A model whose forward returns torch rows."""
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
@@ -40,9 +21,6 @@ class TorchRuntime:
         if not any(segment.rows for segment in segments):
             return Top(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
         return _top_of(logits[:, : self.vocabulary_size], width)
-
-    def move(self, from_row: int, to_row: int) -> None:
-        raise NotImplementedError("this runtime's sessions may lie anywhere")
 
 
 def _top_of(logits: Any, width: int) -> Top:

@@ -13,6 +13,7 @@ import typer
 
 from paceline.commands.options import NoDrafter, RunDir, TopologyFile
 from paceline.core.errors import PacelineError, UserError
+from paceline.deployment import writable
 from paceline.topology.process import configure_logging, follow_parent, notify
 from paceline.topology.spec import load_topology, require_models
 
@@ -68,7 +69,7 @@ def _prepare(topology_file: Path, run_dir: Path | None) -> Topology:
     topology = load_topology(topology_file)
     require_models(topology, str(topology_file))
     if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        writable(run_dir)
     return topology
 
 

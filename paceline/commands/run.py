@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +18,6 @@ from paceline.commands.options import Json, NoDrafter, RunDir, TopologyFile
 from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
-    from paceline.client import Completion
-    from paceline.star import Star
     from paceline.topology.spec import Topology
 
 DEFAULT_PROMPTS = ("def add(a, b):\n", "import os\n\n\nclass ", '"""This module provides ')
@@ -31,11 +30,11 @@ def run(
         Path | None, typer.Option("--prompts", metavar="FILE.jsonl", help='Lines of {"prompt": "…"}.')
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[
         float, typer.Option("--top-p", min=0.0, max=1.0, help="Share of probability to choose from.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Same seed, same text.")] = 0,
     no_drafter: NoDrafter = False,
     run_dir: RunDir = None,
     as_json: Json = False,
@@ -47,9 +46,13 @@ def run(
     topology = load_topology(topology_file)
     require_models(topology, str(topology_file))
     texts = [*(prompt or []), *(_read_prompts(prompts) if prompts else [])] or list(DEFAULT_PROMPTS)
+    for text in texts:
+        if not _is_text(text):
+            raise UserError(f"the prompt {text[:40]!a} is not UTF-8 text")
     options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     with run_directory(run_dir) as directory:
-        report = asyncio.run(_until_interrupted(topology, topology_file, directory, texts, options, not no_drafter))
+        job = _Job(topology, topology_file, texts, options, not no_drafter)
+        report = asyncio.run(job.until_interrupted(directory))
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False))
     else:
@@ -58,55 +61,48 @@ def run(
         show(report)
 
 
-async def _until_interrupted(
-    topology: Topology,
-    topology_file: Path,
-    run_dir: Path,
-    prompts: list[str],
-    options: dict[str, Any],
-    with_drafters: bool,
-) -> dict[str, Any]:
-    """SIGINT and SIGTERM cancel the run, which stops every node before it ends."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    stopped: list[int] = []
+@dataclass(frozen=True)
+class _Job:
+    """What one call of `run` is to do. options: of the completions API, the same for every prompt."""
 
-    def interrupt(number: int) -> None:
-        if not stopped:
-            stopped.append(number)
-            task.cancel()
+    topology: Topology
+    topology_file: Path
+    prompts: list[str]
+    options: dict[str, Any]
+    with_drafters: bool
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        return await _run(topology, topology_file, run_dir, prompts, options, with_drafters)
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    async def until_interrupted(self, run_dir: Path) -> dict[str, Any]:
+        """The report. SIGINT and SIGTERM cancel the run, which stops every node before it ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        stopped: list[int] = []
 
+        def interrupt(number: int) -> None:
+            if not stopped:
+                stopped.append(number)
+                task.cancel()
 
-async def _run(
-    topology: Topology,
-    topology_file: Path,
-    run_dir: Path,
-    prompts: list[str],
-    options: dict[str, Any],
-    with_drafters: bool,
-) -> dict[str, Any]:
-    from paceline.star import running_star
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
+        try:
+            return await self.run(run_dir)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
-    with _progress(len(prompts) * options["max_tokens"]) as progress:
-        progress.say(f"starting {topology.name}: loading models")
-        async with running_star(topology, topology_file, run_dir, with_drafters=with_drafters) as star:
-            progress.say(f"generating {len(prompts)} texts")
-            completions = await star.complete(prompts, options, progress.advance)
-            await star.settle()
-            progress.say("stopping")
-        return _report(star, completions)
+    async def run(self, run_dir: Path) -> dict[str, Any]:
+        """Starts everything, sends the prompts, waits for the answers, stops everything."""
+        from paceline.star import running_star
 
-
-def _report(star: Star, completions: list[Completion]) -> dict[str, Any]:
-    return star.report(completions)
+        count, tokens = len(self.prompts), self.options["max_tokens"]
+        with _progress(count * tokens) as progress:
+            progress.say(f"starting {self.topology.name}: loading models")
+            star_runs = running_star(self.topology, self.topology_file, run_dir, with_drafters=self.with_drafters)
+            async with star_runs as star:
+                progress.say(f"generating {count} texts")
+                completions = await star.complete(self.prompts, self.options, progress.advance)
+                await star.settle()
+                progress.say("stopping")
+            return star.report(completions)
 
 
 class _Progress:
@@ -124,7 +120,12 @@ class _Progress:
             TextColumn("tokens"),
             TimeElapsedColumn(),
         )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self.bar = Progress(
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            disable=sys.stderr is None or not sys.stderr.isatty(),
+        )
         self._task = self.bar.add_task("", total=total)
 
     def say(self, words: str) -> None:
@@ -141,9 +142,18 @@ def _progress(total: int) -> Iterator[_Progress]:
         yield progress
 
 
+def _is_text(prompt: str) -> bool:
+    """False with half a surrogate pair in it, or bytes of the command line that are no UTF-8."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read_prompts(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also split inside texts
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--prompts {path}: {getattr(error, 'strerror', None) or error}") from None
     found = []
@@ -152,7 +162,7 @@ def _read_prompts(path: Path) -> list[str]:
             continue
         try:
             found.append(json.loads(line)["prompt"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f'{path}:{number}: each line is an object like {{"prompt": "…"}}') from None
         if not isinstance(found[-1], str):
             raise UserError(f"{path}:{number}: prompt must be a text")

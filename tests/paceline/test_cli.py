@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from paceline import cli
+from paceline.commands.run import _read_prompts
 from paceline.core.errors import PacelineError
 
 ROOT = Path(__file__).parents[2]
@@ -226,3 +227,63 @@ def test_output_that_nobody_reads_is_no_failure() -> None:
     command = f"{sys.executable} -m paceline schema | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_closed_output_is_no_failure(toy: Path) -> None:
+    """With stdout closed from the start there is nothing to flush."""
+    command = f"{sys.executable} -m paceline check {toy} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_is_one_sentence(toy: Path) -> None:
+    """Output that cannot be written is a failure without a traceback."""
+    command = f"{sys.executable} -m paceline check {toy} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "cannot write the output: no space left on device\n")
+
+
+@pytest.mark.parametrize("command", [("target", "t"), ("drafter", "d"), ("run",), ("up",)])
+def test_a_run_directory_that_is_none(run: Run, toy: Path, command: tuple[str, ...]) -> None:
+    """A file in its place is wrong input for every command."""
+    name, *arguments = command
+    result = run(name, toy, *arguments, "--run-dir", toy)
+    assert result == Result(2, "", f"--run-dir {toy}: File exists\n")
+
+
+def test_a_log_that_cannot_be_written(run: Run, toy: Path, tmp_path: Path) -> None:
+    """A directory in its place is wrong input."""
+    log = tmp_path / "run" / "d.log"
+    log.mkdir(parents=True)
+    assert run("run", toy, "--run-dir", tmp_path / "run") == Result(2, "", f"{log}: Is a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "\\ud800"}', "the prompt '\\ud800' is not UTF-8 text\n"),
+        ("[" * 100_000, 'prompts:1: each line is an object like {"prompt": "…"}\n'),
+    ],
+)
+def test_prompts_that_are_no_text(
+    run: Run, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    """Half a surrogate pair and endless nesting are wrong input."""
+    monkeypatch.chdir(tmp_path)
+    Path("prompts").write_text(line)
+    assert run("run", toy, "--prompts", "prompts") == Result(2, "", message)
+
+
+def test_lines_of_prompts_end_with_a_newline_only(tmp_path: Path) -> None:
+    """U+2028 is a character of a text, and a byte-order mark is none."""
+    file = tmp_path / "prompts"
+    file.write_text('{"prompt": "a\u2028b"}\r\n\n{"prompt": "c"}', encoding="utf-8-sig", newline="")
+    assert _read_prompts(file) == ["a\u2028b", "c"]
+
+
+@pytest.mark.parametrize("option", [("--top-p", "nan"), ("--temperature", "inf"), ("--seed", str(2**64))])
+def test_numbers_out_of_range(run: Run, toy: Path, option: tuple[str, str]) -> None:
+    """They are refused before anything is started."""
+    result = run("run", toy, *option)
+    assert result.code == 2
+    assert option[0] in result.err

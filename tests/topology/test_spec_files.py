@@ -171,3 +171,9 @@ def test_key_files_of_other_machines_are_not_looked_for(tmp_path: Path) -> None:
     topology = read(text + "hosts: {far: {address: far.lan}}\n", tmp_path)
     assert topology.targets[0].api.key_file == tmp_path / "api.key"
     assert not os.path.exists(topology.targets[0].api.key_file)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    """Of a device no more is read than a topology may hold."""
+    with pytest.raises(UserError, match="/dev/zero: is larger than 256 KiB"):
+        load_topology("/dev/zero")

@@ -172,3 +172,17 @@ async def test_the_api_key(running: Any) -> None:
         allowed = {"Authorization": "Bearer secret"}
         assert (await target.client.get("/v1/models", headers=allowed)).status_code == 200
         assert (await target.client.get("/health")).status_code == 200
+
+
+async def test_a_text_that_can_never_fit_is_not_encoded(running: Any) -> None:
+    """Encoding megabytes takes gigabytes; the longest token tells that they cannot fit."""
+    async with running(max_context=64) as target:
+        target.service.vocabulary.encode = None
+        response = await target.client.post("/v1/completions", json={"prompt": "a" * 321})
+        assert response.status_code == 400
+        assert response.json()["error"] | {"type": ""} == {
+            "message": "prompt has 321 characters, more than 64 tokens can hold",
+            "type": "",
+            "param": "prompt",
+            "code": "context_length_exceeded",
+        }
