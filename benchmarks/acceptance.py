@@ -14,6 +14,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ class Acceptance:
     texts: int
     texts_counted: int
     rounds: int
-    accepted_in_all_texts: float  # loops included
+    before_loops: float  # accepted per round in all texts, each up to the first 8-gram that it repeats
+    rounds_before_loops: int
+    loops_included: float  # accepted per round in all texts, whole
 
 
 class SharedNoise(LogitsProcessor):
@@ -94,10 +97,21 @@ def replay(matches: list[bool], k: int) -> list[int]:
     return rounds
 
 
-def repeated_share(tokens: list[int], size: int = 8) -> float:
-    """Share of the n-grams that have occurred before in the same text."""
+def repeats(tokens: list[int], size: int = 8) -> list[bool]:
+    """For each n-gram of the text, whether it has occurred before."""
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
-    return 1 - len(set(grams)) / len(grams)
+    seen: set[tuple[int, ...]] = set()
+    found = []
+    for gram in grams:
+        found.append(gram in seen)
+        seen.add(gram)
+    return found
+
+
+def mean(rounds: Iterable[list[int]]) -> float:
+    """Mean over all rounds of all texts; not a number without any."""
+    counts = [count for text in rounds for count in text]
+    return sum(counts) / len(counts) if counts else math.nan
 
 
 @torch.no_grad()
@@ -111,20 +125,24 @@ def measure(
     texts = write_texts(target, prompts, new_tokens, temperature, noise)
     right = proposals(drafter, texts, temperature, noise) == texts[:, 1:]
     right = right[:, prompts.shape[1] - 1 :]
-    counted = [repeated_share(row) < MOST_REPEATED for row in texts[:, prompts.shape[1] :].tolist()]
+    repeated = [repeats(row) for row in texts[:, prompts.shape[1] :].tolist()]
+    counted = [sum(row) < MOST_REPEATED * len(row) for row in repeated]
+    clean = [row.index(True) if True in row else new_tokens for row in repeated]  # tokens before the first repeat
     per_text = [replay(row, k) for row in right.tolist()]
-    every = [count for rounds in per_text for count in rounds]
-    rounds = [count for rounds, keep in zip(per_text, counted, strict=True) if keep for count in rounds]
-    accepted = sum(rounds) / max(len(rounds), 1)
+    before_loops = [replay(row[:end], k) for row, end in zip(right.tolist(), clean, strict=True)]
+    kept = [rounds for rounds, keep in zip(per_text, counted, strict=True) if keep]
+    every = [count for rounds in kept for count in rounds]
     return Acceptance(
-        accepted=accepted,
-        acceptance_length=accepted + 1,
-        by_position=[sum(count > i for count in rounds) / max(len(rounds), 1) for i in range(k)],
+        accepted=mean(kept),
+        acceptance_length=mean(kept) + 1,
+        by_position=[sum(count > i for count in every) / max(len(every), 1) for i in range(k)],
         agreement=right[torch.tensor(counted)].float().mean().item(),
         texts=len(prompts),
         texts_counted=sum(counted),
-        rounds=len(rounds),
-        accepted_in_all_texts=sum(every) / max(len(every), 1),
+        rounds=len(every),
+        before_loops=mean(before_loops),
+        rounds_before_loops=sum(len(rounds) for rounds in before_loops),
+        loops_included=mean(per_text),
     )
 
 
@@ -178,7 +196,9 @@ def describe(figures: dict[str, Any]) -> str:
                 f"{name}: accepted {result['accepted']:.2f} of {k} a round, acceptance length "
                 f"{result['acceptance_length']:.2f}; accepted at position 1..{k}: {shares}; agreement "
                 f"{result['agreement']:.2f}; {result['texts_counted']} of {result['texts']} texts counted "
-                f"({result['rounds']} rounds; loops included {result['accepted_in_all_texts']:.2f})"
+                f"({result['rounds']} rounds); accepted in all texts before they repeat themselves "
+                f"{result['before_loops']:.2f} ({result['rounds_before_loops']} rounds), loops included "
+                f"{result['loops_included']:.2f}"
             )
     return "\n".join(lines)
 

@@ -60,6 +60,7 @@ class DrafterState:
         self.epoch = 0
         self.max_context = 0
         self.max_draft_length = 0
+        self.handled = 0  # answers looked at, ever
         self.arrivals = Window(256)
         self._fixed_deadline = fixed_deadline
         self._measured_deadline, self._measured_at = FIRST_DEADLINE, 0
@@ -238,6 +239,7 @@ class Drafting:
     def arrived(self, name: str, message: Drafted, now: float) -> list[Session]:
         """Takes a drafter's answers. Returns the sessions whose draft is usable, or at least came in time."""
         drafter = self.drafters[name]
+        drafter.handled += 1
         if message.epoch != drafter.epoch or not drafter.up:
             return []
         drafted, again, patience = [], {}, drafter.deadline()

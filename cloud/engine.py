@@ -28,6 +28,8 @@ from paceline.topology.wire import Drafted, Message, Welcome
 
 logger = logging.getLogger(__name__)
 
+EVENTS_A_TURN = 256  # then the lanes go on, whatever else has come
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -179,9 +181,10 @@ class Engine:
         timeout = self._patience() if block else 0.0
         try:
             event = self.inbox.get(timeout=timeout) if timeout != 0.0 else self.inbox.get_nowait()
-            while True:
+            for _ in range(EVENTS_A_TURN):
                 self._handle(event)
                 event = self.inbox.get_nowait()
+            self._handle(event)
         except queue.Empty:
             pass
         self._admit()

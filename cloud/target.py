@@ -28,29 +28,44 @@ from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
-from paceline.topology.wire import Drafted, Hello, Message, Welcome
+from paceline.topology.wire import Drafted, Error, Hello, Message, Welcome
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 2.0
+MAX_UNREAD = 256  # answers of one drafter that the engine has not looked at
 
 
 class TargetLinks:
-    """Turns what happens on the links into events of the engine."""
+    """Turns what happens on the links into events of the engine.
+
+    A drafter that answers faster than the engine can read, or of more sessions than there are, loses its link:
+    a flood must cost the flooder and nobody else.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._inbox = engine.inbox
+        self._engine = engine
+        self._put: dict[str, int] = {}
 
     def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
         assert isinstance(greeting, Welcome)
-        self._inbox.put(LinkUp(peer.name, greeting, peer.send))
+        self._put[peer.name] = self._engine.drafting.drafters[peer.name].handled
+        self._engine.inbox.put(LinkUp(peer.name, greeting, peer.send))
 
     def on_message(self, peer: Peer, message: Message) -> None:
-        if isinstance(message, Drafted):
-            self._inbox.put(Arrived(peer.name, message))
+        if not isinstance(message, Drafted) or not peer.up:
+            return
+        self._put[peer.name] += 1
+        unread = self._put[peer.name] - self._engine.drafting.drafters[peer.name].handled
+        if unread > MAX_UNREAD or len(message.items) > self._engine.config.max_sessions:
+            fields = {"event": "flood", "drafter": peer.name, "address": peer.address}
+            log.warning("drafter %s floods this target with answers; its link is closed", peer.name, extra=fields)
+            peer.close(Error("flood", "more answers than were asked for"))
+            return
+        self._engine.inbox.put(Arrived(peer.name, message))
 
     def on_down(self, peer: Peer, reason: str) -> None:
-        self._inbox.put(LinkDown(peer.name))
+        self._engine.inbox.put(LinkDown(peer.name))
 
 
 async def run_target(

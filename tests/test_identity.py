@@ -15,13 +15,21 @@ BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "identity.py"
 
 @pytest.fixture(scope="module")
 def identity() -> ModuleType:
-    """The benchmark as a module; `benchmarks` is no package."""
+    """The benchmark as a module; `benchmarks` is no package, and its files import each other as scripts do."""
     spec = importlib.util.spec_from_file_location("identity_benchmark", BENCHMARK)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARK.parent)
+        spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def worlds(identity: ModuleType) -> ModuleType:
+    """Where the benchmark plans its worlds; imported with it."""
+    return sys.modules[identity.random_plan.__module__]
 
 
 def test_no_token_differs_under_faults(identity: ModuleType) -> None:
@@ -37,24 +45,24 @@ def test_no_token_differs_under_faults(identity: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4])
-def test_a_perfect_drafter_on_a_good_link_is_used(identity: ModuleType, lanes: int) -> None:
+def test_a_perfect_drafter_on_a_good_link_is_used(identity: ModuleType, worlds: ModuleType, lanes: int) -> None:
     """Without faults, a drafter that agrees always has everything accepted in most rounds."""
-    plan = identity.Plan(seed=lanes, faults=identity.Faults(latency=0.001), lanes=lanes, agreement=1.0)
+    plan = worlds.Plan(seed=lanes, faults=worlds.Faults(latency=0.001), lanes=lanes, agreement=1.0)
     world = identity.World(plan, requests=12)
     world.run()
-    result = world.compare()
+    result = identity.compare_world(world)
     assert result.failures == [] and world.leaks() == []
     assert result.drafted_rounds > 0.6 * result.rounds
     assert result.emitted_with_draft > 4 * result.drafted_rounds
 
 
-def test_a_difference_would_be_seen(identity: ModuleType) -> None:
+def test_a_difference_would_be_seen(identity: ModuleType, worlds: ModuleType) -> None:
     """One wrong token of one request is found and counted."""
-    world = identity.World(identity.Plan(seed=1, faults=identity.Faults()), requests=4)
+    world = identity.World(worlds.Plan(seed=1, faults=worlds.Faults()), requests=4)
     world.run()
     output = world.outputs["r2"]
     output.token_ids[-1] ^= 1
-    result = world.compare()
+    result = identity.compare_world(world)
     assert (result.differing, len(result.failures)) == (1, 1)
     assert "r2" in result.failures[0]
 

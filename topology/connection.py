@@ -26,6 +26,7 @@ HANDSHAKE_SECONDS = 5.0
 BEAT_SECONDS = 1.0
 MISSED_BEATS = 3
 REFUSED_RETRY_SECONDS = 5.0
+LASTING_SECONDS = 1.0
 PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout"})  # tried again as after a lost link
 
 
@@ -110,7 +111,12 @@ class DrafterConnection:
         )
         try:
             await self._handshake(link)
-            await self._heartbeat(link)
+            up_at = self._clock.now()
+            try:
+                await self._heartbeat(link)
+            finally:
+                if self._clock.now() - up_at >= LASTING_SECONDS:
+                    self._backoff.reset()  # one that ends at once, again and again, is dialled less and less often
         except anyio.get_cancelled_exc_class():
             link.farewell = Goodbye("leaving", f"target {self._identity.name!r} stops")
             link.end = link.end or LinkClosed("this target stops")

@@ -37,13 +37,13 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
         renderer = Renderer(call, completion.id, model_name, int(time.time()), completion.prompt, service.vocabulary)
         return CompletionResponse(completion, renderer, call.stream)
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models(request: Request) -> Response:
         _authorize(request, api_key)
         model = {"id": model_name, "object": "model", "created": created, "owned_by": "paceline"}
         return _json({"object": "list", "data": [model | {"max_model_len": service.max_context}]})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         serving, facts = service.health()
         return _json({"status": facts.pop("status"), "model": model_name, **facts}, 200 if serving else 503)

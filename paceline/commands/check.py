@@ -8,6 +8,7 @@ import json
 import typer
 
 from paceline.commands.options import Json, TopologyFile
+from paceline.core.errors import UserError
 
 
 def check(topology_file: TopologyFile, as_json: Json = False) -> None:
@@ -18,10 +19,12 @@ def check(topology_file: TopologyFile, as_json: Json = False) -> None:
 
     try:
         topology = load_topology(topology_file)
-    except SpecErrors as error:
+    except UserError as error:
         if not as_json:
             raise
-        typer.echo(json.dumps({"ok": False, "problems": [dataclasses.asdict(p) for p in error.problems]}, indent=2))
+        found = [dataclasses.asdict(p) for p in error.problems] if isinstance(error, SpecErrors) else []
+        problems = found or [{"file": str(topology_file), "message": str(error)}]
+        typer.echo(json.dumps({"ok": False, "problems": problems}, indent=2))
         raise typer.Exit(2) from None
     absent = [f"{dotted(finding.path)}: {finding.message}" for finding in missing_models(topology)]
     if as_json:

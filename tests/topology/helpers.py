@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -105,13 +105,43 @@ class FakePeer(Waiting):
         self.wake()
 
 
+class Dials(Waiting):
+    """Counts how often a transport dials, and has it do something else instead if that is given."""
+
+    def __init__(self, transport: Transport, instead: Callable[[str], Awaitable[Channel]] | None = None) -> None:
+        super().__init__()
+        self.count = 0
+        self._dial = instead or transport.dial
+        transport.dial = self._counted  # type: ignore[method-assign]
+
+    async def _counted(self, address: str) -> Channel:
+        self.count += 1
+        self.wake()
+        return await self._dial(address)
+
+
+def free_address(transport: Transport) -> str:
+    """An address at which nobody listens yet."""
+    return "127.0.0.1:0" if isinstance(transport, TcpTransport) else "drafter"
+
+
+@asynccontextmanager
+async def listening(transport: Transport, accept: Callable[[Channel], None]) -> AsyncIterator[str]:
+    """The address of a listener that hands each channel to `accept` and is no drafter; closed at the end."""
+    listener = await transport.listen(free_address(transport), accept)
+    try:
+        yield listener.address
+    finally:
+        await listener.close()
+
+
 @asynccontextmanager
 async def drafter(
     transport: Transport, handler: Recorder, identity: Identity = DRAFTER, address: str = "", **options: float
 ) -> AsyncIterator[DrafterServer]:
     """A running drafter's side; stopped at the end."""
-    own = "127.0.0.1:0" if isinstance(transport, TcpTransport) else "drafter"
-    server = DrafterServer(transport, address or own, identity, handler, **options)  # type: ignore[arg-type]
+    own = address or free_address(transport)
+    server = DrafterServer(transport, own, identity, handler, **options)  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         await tasks.start(server.run)
         yield server

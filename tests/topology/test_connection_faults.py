@@ -26,7 +26,7 @@ from paceline.topology.wire import (
     encode,
 )
 
-from .helpers import DRAFTER, TARGET, FakePeer, Recorder, Waiting, drafter, fake_target, target
+from .helpers import DRAFTER, TARGET, Dials, FakePeer, Recorder, Waiting, drafter, fake_target, listening, target
 
 pytestmark = pytest.mark.anyio
 
@@ -35,16 +35,15 @@ async def test_three_missed_pongs_end_the_link(transport: Transport) -> None:
     """A fake drafter that has stopped answering is declared down after three beats and dialled again."""
     above = Recorder()
     fakes: list[FakePeer] = []
-    address = "127.0.0.1:0" if isinstance(transport, TcpTransport) else "fake"
-    listener = await transport.listen(
-        address, lambda channel: fakes.append(FakePeer(channel, DrafterHandshake(DRAFTER)))
-    )
-    async with target(transport, listener.address, above, beat=0.05):
+
+    def accept(channel: Channel) -> None:
+        fakes.append(FakePeer(channel, DrafterHandshake(DRAFTER)))
+
+    async with listening(transport, accept) as address, target(transport, address, above, beat=0.05):
         await above.until(lambda: len(above.ups) == 2)
         assert "silent for 0." in above.downs[0][1]
         assert [type(message) for message in fakes[0].frames] == [Ping, Ping, Ping]
         assert fakes[0].end is not None
-    await listener.close()
 
 
 async def test_a_silent_target_is_dropped_by_its_drafter(transport: Transport) -> None:
@@ -103,13 +102,12 @@ async def test_a_misbehaving_drafter_is_left_and_dialled_again(transport: Transp
             if self.ready:
                 self.channel.send(message)
 
-    rude: list[Rude] = []
-    address = "127.0.0.1:0" if isinstance(transport, TcpTransport) else "rude"
-    listener = await transport.listen(address, lambda channel: rude.append(Rude(channel, DrafterHandshake(DRAFTER))))
-    async with target(transport, listener.address, above, refused_retry=0.05):
+    def accept(channel: Channel) -> None:
+        Rude(channel, DrafterHandshake(DRAFTER))
+
+    async with listening(transport, accept) as address, target(transport, address, above, refused_retry=0.05):
         await above.until(lambda: len(above.ups) == 2)
         assert above.messages == []
-    await listener.close()
 
 
 async def test_a_refusal_is_logged_once_and_tried_again(transport: Transport, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,18 +115,9 @@ async def test_a_refusal_is_logged_once_and_tried_again(transport: Transport, ca
     above, below = Recorder(), Recorder()
     caplog.set_level(logging.INFO)
     async with drafter(transport, below) as server:
-        tries = 0
-        dial = transport.dial
-
-        async def counted(address: str) -> Channel:
-            nonlocal tries
-            tries += 1
-            above.wake()
-            return await dial(address)
-
-        transport.dial = counted  # type: ignore[method-assign]
+        dials = Dials(transport)
         async with target(transport, server.address, above, replace(TARGET, key=b"wrong"), refused_retry=0.02):
-            await above.until(lambda: tries >= 4)
+            await dials.until(lambda: dials.count >= 4)
     assert above.ups == below.ups == []
     lines = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.__dict__["event"] for record in lines] == ["refused", "link_down"]
@@ -138,36 +127,28 @@ async def test_a_refusal_is_logged_once_and_tried_again(transport: Transport, ca
 
 async def test_an_absent_drafter_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often the dial fails for one reason, the log has one line."""
-    tries = Waiting()
-    count = 0
 
-    class Absent(MemoryTransport):
-        async def dial(self, address: str) -> Channel:
-            nonlocal count
-            count += 1
-            tries.wake()
-            raise LinkClosed("nobody there")
+    async def refused(address: str) -> Channel:
+        raise LinkClosed("nobody there")
 
-    async with target(Absent(), "x", Recorder(), backoff=Backoff(0.001, 0.01)):  # type: ignore[arg-type]
-        await tries.until(lambda: count > 5)
+    transport = MemoryTransport()
+    dials = Dials(transport, refused)
+    async with target(transport, "x", Recorder(), backoff=Backoff(0.001, 0.01)):  # type: ignore[arg-type]
+        await dials.until(lambda: dials.count > 5)
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
 async def test_a_dial_that_hangs_is_given_up() -> None:
     """A host that swallows packets costs one time limit, then the next try begins."""
-    tries = Waiting()
-    count = 0
 
-    class Swallowing(MemoryTransport):
-        async def dial(self, address: str) -> Channel:
-            nonlocal count
-            count += 1
-            tries.wake()
-            await anyio.sleep_forever()
-            raise AssertionError
+    async def swallowed(address: str) -> Channel:
+        await anyio.sleep_forever()
+        raise AssertionError
 
-    async with target(Swallowing(), "x", Recorder(), dial_limit=0.02):
-        await tries.until(lambda: count == 3)
+    transport = MemoryTransport()
+    dials = Dials(transport, swallowed)
+    async with target(transport, "x", Recorder(), dial_limit=0.02):
+        await dials.until(lambda: dials.count == 3)
 
 
 async def test_an_unfinished_handshake_is_closed(transport: Transport) -> None:
@@ -189,11 +170,8 @@ async def test_a_mute_drafter_is_left_after_the_limit(transport: Transport) -> N
         channel.receive(lambda frame: None, lambda reason: None)
         accepted.wake()
 
-    address = "127.0.0.1:0" if isinstance(transport, TcpTransport) else "mute"
-    listener = await transport.listen(address, accept)
-    async with target(transport, listener.address, Recorder(), handshake_limit=0.05):
+    async with listening(transport, accept) as address, target(transport, address, Recorder(), handshake_limit=0.05):
         await accepted.until(lambda: len(channels) == 2)
-    await listener.close()
 
 
 async def test_a_crowd_of_strangers_shuts_itself_out(transport: Transport) -> None:

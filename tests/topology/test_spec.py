@@ -3,51 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
-from paceline.topology.spec import (
-    Address,
-    SpecErrors,
-    Topology,
-    parse_topology,
-    schema,
-)
+from paceline.topology.spec import Address, schema
 
-ROOT = Path(__file__).parents[2]
-
-STAR = """\
-version: 1
-name: star
-drafters:
-  - name: d
-    model: org/small
-targets:
-  - name: t
-    model: org/large
-    drafters: {names: [d]}
-"""
-
-
-def read(text: str, base: Path = Path("/nowhere")) -> Topology:
-    return parse_topology(dedent(text), "star.yaml", base)
-
-
-def problems(text: str, base: Path = Path("/nowhere")) -> list[str]:
-    with pytest.raises(SpecErrors) as caught:
-        read(text, base)
-    return str(caught.value).splitlines()
-
-
-def with_target(lines: str) -> str:
-    return STAR + "".join(f"    {line}\n" for line in lines.splitlines())
-
-
-def with_drafter(lines: str) -> str:
-    extra = "".join(f"    {line}\n" for line in lines.splitlines())
-    return STAR.replace("    model: org/small\n", "    model: org/small\n" + extra)
+from .spec_helpers import STAR, problems, read, with_drafter, with_target
 
 
 def test_defaults_are_what_a_user_expects() -> None:

@@ -4,50 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from paceline.core.errors import UserError
 from paceline.topology.overview import connections
-from paceline.topology.spec import (
-    Address,
-    SpecErrors,
-    Topology,
-    load_topology,
-    missing_models,
-    parse_topology,
-    require_models,
-)
+from paceline.topology.spec import Address, load_topology, missing_models, require_models
+
+from .spec_helpers import STAR, problems, read, with_drafter
 
 ROOT = Path(__file__).parents[2]
-
-STAR = """\
-version: 1
-name: star
-drafters:
-  - name: d
-    model: org/small
-targets:
-  - name: t
-    model: org/large
-    drafters: {names: [d]}
-"""
-
-
-def read(text: str, base: Path = Path("/nowhere")) -> Topology:
-    return parse_topology(dedent(text), "star.yaml", base)
-
-
-def problems(text: str, base: Path = Path("/nowhere")) -> list[str]:
-    with pytest.raises(SpecErrors) as caught:
-        read(text, base)
-    return str(caught.value).splitlines()
-
-
-def with_drafter(lines: str) -> str:
-    extra = "".join(f"    {line}\n" for line in lines.splitlines())
-    return STAR.replace("    model: org/small\n", "    model: org/small\n" + extra)
 
 
 def test_targets_on_another_machine_need_an_address_they_can_reach(tmp_path: Path) -> None:

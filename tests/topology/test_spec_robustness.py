@@ -12,20 +12,9 @@ from hypothesis import strategies as st
 from paceline.core.errors import UserError
 from paceline.topology.spec import load_topology, parse_topology
 
-VALID = """\
-version: 1
-name: star
-drafters:
-  - name: d
-    model: org/small
-targets:
-  - name: t
-    model: org/large
-    drafters: {names: [d]}
-    lanes: 2
-    api: {listen: 127.0.0.1:8001}
-    profile: {step_ms: 1}
-"""
+from .spec_helpers import with_target
+
+VALID = with_target("lanes: 2\napi: {listen: 127.0.0.1:8001}\nprofile: {step_ms: 1}")
 
 
 @pytest.mark.parametrize(

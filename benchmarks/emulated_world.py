@@ -1,0 +1,231 @@
+"""Real engine, drafter service and frames; emulated models, a virtual clock, and between them a link with faults."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from random_worlds import VOCABULARY, Plan, random_request
+
+from paceline.cloud.drafting import DraftingConfig
+from paceline.cloud.engine import Arrived, Cancel, Engine, EngineConfig, LinkDown, LinkUp, Submit
+from paceline.cloud.requests import Delta
+from paceline.core.clock import ManualClock
+from paceline.core.emulated import ToyLanguage, ToyModel
+from paceline.edge.events import PeerUp, Received
+from paceline.edge.runtimes.emulated import EmulatedRuntime
+from paceline.edge.service import DrafterService
+from paceline.edge.strategies.draft_model import DraftModel
+from paceline.topology.wire import (
+    MAX_DRAFT_LENGTH,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Drafted,
+    DraftedItem,
+    Hello,
+    Message,
+    Ping,
+    Welcome,
+    decode,
+    encode,
+    pack_tokens,
+    unpack_tokens,
+)
+
+TICK = 0.001  # seconds of virtual time a turn of both loops takes
+TOKEN_BYTES = [bytes([97 + token % 26]) for token in range(48)] + [b"", "é".encode(), b"\xe2\x82", b"\xac"] * 4
+
+
+@dataclass
+class Outcome:
+    """What became of a request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class World:
+    """One target, one drafter and everything that goes wrong between them; time is virtual."""
+
+    def __init__(self, plan: Plan, requests: int = 48) -> None:
+        self.plan = plan
+        self.random = Random(plan.seed ^ 0x5EED)
+        self.clock = ManualClock()
+        self.seen: Counter[str] = Counter()
+        self.language = ToyLanguage(VOCABULARY, seed=plan.seed)
+        self.model = ToyModel(self.language, kv_slots=plan.target_slots, clock=self.clock)
+        drafting = DraftingConfig(("d",), deadline=plan.deadline, max_tokens=plan.max_tokens_in_draft)
+        self.engine = Engine(
+            self.model,
+            TOKEN_BYTES,
+            EngineConfig(plan.lanes, plan.target_sessions, plan.prefill_chunk, drafting),
+            self._publish,
+            self.clock,
+        )
+        self.requests = [random_request(self.random, f"r{index}") for index in range(requests)]
+        self.outputs: dict[str, Outcome] = {request.id: Outcome() for request in self.requests}
+        self._unsubmitted = list(self.requests)
+        self._cancel_at: list[tuple[float, str]] = []
+        self._wires: list[tuple[float, int, int, bool, bytes]] = []  # due, order, link, to the drafter, frame
+        self._order = itertools.count()
+        self._link = 0
+        self._up_at: float | None = 0.0
+        self._pinged_at = 0.0
+        self.epoch = 0
+        self.service = self._start_drafter()
+
+    # --- the drafter and its link
+
+    def _start_drafter(self) -> DrafterService:
+        self.epoch += 1
+        language = replace(self.language, agreement=self.plan.agreement)
+        draft_model = ToyModel(language, max_context=self.plan.drafter_context, kv_slots=1 << 15, clock=self.clock)
+        strategy = DraftModel(EmulatedRuntime(draft_model))
+        return DrafterService(strategy, self.clock, self.plan.limits, self._reply, self.epoch)
+
+    def _link_up(self) -> None:
+        self._link += 1
+        link = self._link
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "identity", "t", bytes(32), "", VOCABULARY)
+        self.service.inbox.put(PeerUp("t", hello))
+        welcome = Welcome(
+            self.epoch,
+            "emulated",
+            "draft_model",
+            self.plan.limits.max_sessions,
+            self.service.max_context,
+            MAX_DRAFT_LENGTH,
+        )
+        self.engine.inbox.put(LinkUp("d", welcome, lambda message: self._carry(message, link, True)))
+        self._up_at = None
+
+    def _reply(self, name: str, message: Message) -> None:
+        self._carry(self._spoiled(message), self._link, False)
+
+    def _spoiled(self, message: Message) -> Message:
+        if not isinstance(message, Drafted) or self.random.random() >= self.plan.faults.nonsense:
+            return message
+        self.seen["nonsense"] += 1
+        items = []
+        for item in message.items:
+            tokens = list(unpack_tokens(item.tokens))[: self.random.randint(0, 16)]
+            tokens += [self.random.choice([5, 63, 64, 65, 2**31, 2**32 - 1]) for _ in range(self.random.randint(0, 16))]
+            items.append(replace_item(item, tokens[:MAX_DRAFT_LENGTH]))
+        return Drafted(message.epoch, items)
+
+    def _carry(self, message: Message, link: int, to_drafter: bool) -> bool:
+        if link != self._link or self._up_at is not None:
+            return False
+        faults, random = self.plan.faults, self.random
+        self.seen["messages"] += 1
+        copies = 1
+        if random.random() < faults.loss:
+            copies = 0
+            self.seen["lost"] += 1
+        elif random.random() < faults.doubling:
+            copies = random.randint(2, 3)
+            self.seen["doubled"] += 1
+        frame = encode(message)
+        for _ in range(copies):
+            delay = faults.latency * random.uniform(0.5, 1.5)
+            if random.random() < faults.slow:
+                delay += random.uniform(0.0, 0.3)
+                self.seen["delayed"] += 1
+            heapq.heappush(self._wires, (self.clock.now() + delay, next(self._order), link, to_drafter, frame))
+        return True
+
+    def _deliver(self) -> None:
+        now = self.clock.now()
+        while self._wires and self._wires[0][0] <= now:
+            _, _, link, to_drafter, frame = heapq.heappop(self._wires)
+            message = decode(frame)
+            if to_drafter:
+                self.service.inbox.put(Received("t", message))  # also of an older link: epochs must tell
+            elif isinstance(message, Drafted):
+                self.seen["old link"] += link != self._link
+                self.engine.inbox.put(Arrived("d", message))
+
+    # --- time
+
+    def run(self) -> None:
+        """Until every request has ended."""
+        while self._unsubmitted or self.engine.live_sessions or self.engine.queued:
+            self.turn()
+        self.turn()
+
+    def turn(self) -> None:
+        """A millisecond: what goes wrong, what arrives, and both loops."""
+        self._misfortune()
+        self._arrivals()
+        self._deliver()
+        self.engine.drafting.config = replace(
+            self.engine.drafting.config, draft_length=self.random.choice([0, 1, 2, 4, 4, 6, 8, 16])
+        )
+        self.engine.step()
+        for _ in range(4):
+            if not self.service.step():
+                break
+        self.clock.advance(TICK)
+
+    def _misfortune(self) -> None:
+        random, faults, now = self.random, self.plan.faults, self.clock.now()
+        if self._up_at is not None:
+            if now >= self._up_at:
+                self._link_up()
+        elif random.random() < faults.restart:
+            self.seen["restarts"] += 1
+            self.service = self._start_drafter()
+            if random.random() < 0.5:
+                self.engine.inbox.put(LinkDown("d"))
+            self._link_up()
+        elif random.random() < faults.outage:
+            self.seen["outages"] += 1
+            self.engine.inbox.put(LinkDown("d"))
+            self._up_at = now + random.uniform(0.0, 0.3)
+        if now - self._pinged_at >= 1.0:
+            self._pinged_at = now
+            self._carry(Ping(int(now * 1e6), self.engine.drafting.live()), self._link, True)
+
+    def _arrivals(self) -> None:
+        now = self.clock.now()
+        for _ in range(self.random.choice([0, 0, 0, 1, 4])):
+            if self._unsubmitted and self.engine.queued < 8:
+                request = self._unsubmitted.pop(0)
+                self.engine.inbox.put(Submit(request))
+                if self.random.random() < self.plan.faults.cancellation:
+                    heapq.heappush(self._cancel_at, (now + self.random.uniform(0, 0.3), request.id))
+        while self._cancel_at and self._cancel_at[0][0] <= now:
+            self.engine.inbox.put(Cancel(heapq.heappop(self._cancel_at)[1]))
+
+    # --- what came out
+
+    def _publish(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            output = self.outputs[delta.request_id]
+            if output.finish_reason is not None:
+                raise AssertionError(f"{delta.request_id}: output after its end")
+            output.token_ids.extend(delta.token_ids)
+            output.text += delta.text
+            output.finish_reason = delta.finish_reason
+
+    def leaks(self) -> list[str]:
+        """What is still held at either end once a last Ping has arrived."""
+        self.service.inbox.put(Received("t", Ping(0, self.engine.drafting.live())))
+        while self.service.step():
+            pass
+        held = {
+            "sessions at the target": self.engine.live_sessions,
+            "spans at the target": len(self.model._states),
+            "soft states at the target": len(self.engine.drafting.sessions),
+            "sessions at the drafter": len(self.service.sessions),
+        }
+        return [f"world {self.plan.seed}: {count} {what}" for what, count in held.items() if count]
+
+
+def replace_item(item: DraftedItem, tokens: list[int]) -> DraftedItem:
+    """The item with other tokens."""
+    return type(item)(item.session, item.status, item.held, item.position, pack_tokens(tokens), item.retry_after_ms)

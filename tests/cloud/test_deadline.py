@@ -1,0 +1,119 @@
+"""How long a round waits for its draft, and what misses and late replies change."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.cloud.drafting import DrafterState
+
+from .helpers import VOCABULARY, Bench, ask
+
+
+def miss(bench: Bench, times: int) -> None:
+    for _ in range(times):
+        assert not bench.engine.step()
+        bench.clock.advance(0.101)
+        assert bench.engine.step()
+
+
+def test_three_misses_make_a_lane_plain_with_one_probe_a_second() -> None:
+    """Two misses still wait; after the third nothing is waited for and one Draft a second leaves."""
+    bench = Bench()
+    drafter, _, text = bench.opened(ask(max_tokens=400))
+    miss(bench, 3)
+    count = len(drafter.drafts)
+    for _ in range(50):
+        assert bench.engine.step()
+        bench.clock.advance(0.01)
+    assert len(drafter.drafts) == count  # the third round's own request was the probe
+    bench.clock.advance(0.6)
+    assert bench.engine.step() and bench.engine.step()
+    assert len(drafter.drafts) == count + 1
+    assert drafter.last().k == 4
+    assert bench.ids["r"] == text[: len(bench.ids["r"])]
+
+
+def test_two_misses_and_a_draft_begin_the_count_anew() -> None:
+    """A draft in time between misses keeps the lane waiting."""
+    bench = Bench()
+    drafter, _, text = bench.opened(ask(max_tokens=400))
+    miss(bench, 2)
+    have = len(bench.ids["r"])
+    drafter.answer(drafter.last(), text[have : have + 4])
+    assert bench.engine.step()
+    miss(bench, 2)
+    assert not bench.engine.step()
+
+
+@pytest.mark.parametrize("useful", [True, False])
+def test_an_answer_to_the_probe_ends_plain_decoding(useful: bool) -> None:
+    """A late draft that can be used, or one that came in time and could not, makes the lane wait again."""
+    bench = Bench()
+    drafter, _, text = bench.opened(ask(max_tokens=400))
+    miss(bench, 3)
+    assert bench.engine.step()
+    have, item = len(bench.ids["r"]), drafter.last()
+    at = item.base + len(item.tokens) // 4 - 3  # in the output
+    if useful:
+        bench.clock.advance(30.0)
+        drafter.answer(item, text[at : at + 4])
+    else:
+        bench.clock.advance(0.05)
+        drafter.answer(item, [(text[at] + 1) % VOCABULARY])
+    assert bench.engine.step()
+    assert len(bench.ids["r"]) > have
+    assert drafter.last().base + len(drafter.last().tokens) // 4 == 3 + len(bench.ids["r"])
+    assert not bench.engine.step()
+
+
+def test_a_useless_answer_past_the_deadline_leaves_the_lane_plain() -> None:
+    """A drafter that is slower than its deadline and never right in time is not waited for."""
+    bench = Bench()
+    drafter, _, text = bench.opened(ask(max_tokens=400))
+    miss(bench, 3)
+    assert bench.engine.step()
+    item = drafter.last()
+    at = item.base + len(item.tokens) // 4 - 3
+    bench.clock.advance(0.2)
+    drafter.answer(item, [(text[at] + 1) % VOCABULARY])
+    assert bench.engine.step() and bench.engine.step() and bench.engine.step()
+
+
+def test_deadline_is_twice_the_p99_of_arrivals_within_bounds() -> None:
+    """1 s until 16 samples, then 2 × p99, 5 ms at least and 2 s at most; a fixed one is fixed."""
+    state = DrafterState("d", None)
+    for _ in range(15):
+        state.arrivals.add(0.02)
+    assert state.deadline() == 1.0
+    state.arrivals.add(0.02)
+    assert state.deadline() == pytest.approx(0.04)
+    for value, expected in ((0.0001, 0.005), (9.0, 2.0), (0.1, 0.2)):
+        for _ in range(256):
+            state.arrivals.add(value)
+        assert state.deadline() == pytest.approx(expected)
+    assert DrafterState("d", 0.3).deadline() == 0.3
+
+
+def test_a_late_reply_has_the_deadline_measured_anew_at_once() -> None:
+    """When a link becomes slow, the third late reply moves the p99 of 256, and the deadline with it."""
+    state = DrafterState("d", None)
+    for _ in range(256):
+        state.answered(0.01)
+    assert state.deadline() == pytest.approx(0.02)
+    for expected in (0.02, 0.02, 0.1):
+        state.answered(0.05)
+        assert state.deadline() == pytest.approx(expected)
+
+
+def test_late_replies_count_towards_the_deadline() -> None:
+    """A reply after the round has gone is still a measurement of send→arrival."""
+    bench = Bench()
+    drafter, _, text = bench.opened()
+    have, item = len(bench.ids["r"]), drafter.last()
+    bench.clock.advance(0.101)
+    assert bench.engine.step()
+    bench.clock.advance(0.05)
+    drafter.answer(item, text[have : have + 4])
+    assert bench.engine.step()
+    arrivals = bench.engine.drafting.drafters["d"].arrivals
+    assert arrivals.percentile(100) == pytest.approx(0.151)
