@@ -24,7 +24,7 @@ import numpy as np
 from common import median, verdict
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Cancel, Engine, EngineConfig, Stop, Submit
+from paceline.cloud.engine import Arrived, Cancel, Engine, EngineConfig, LinkUp, Stop, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.target import TargetLinks
 from paceline.core.clock import RealClock
@@ -32,7 +32,7 @@ from paceline.core.model import Segment, Span
 from paceline.core.percentiles import percentile
 from paceline.core.sampling import Sampling
 from paceline.edge.drafter import DrafterLinks
-from paceline.edge.events import Limits
+from paceline.edge.events import Limits, PeerUp, Received
 from paceline.edge.service import DrafterService
 from paceline.edge.sessions import Session
 from paceline.topology.connection import DrafterConnection
@@ -40,7 +40,7 @@ from paceline.topology.handshake import Identity
 from paceline.topology.links.tcp import TcpTransport
 from paceline.topology.process import settle_runtime
 from paceline.topology.server import DrafterServer
-from paceline.topology.wire import MAX_DRAFT_LENGTH
+from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Welcome, decode, encode
 
 VOCABULARY, K, LANE, LENGTH = 64, 4, 8, 1 << 20
 NEXT_TOKEN = np.eye(VOCABULARY)[np.arange(1, VOCABULARY + 1) % VOCABULARY]
@@ -124,6 +124,10 @@ class Rounds:
         self.enough = threading.Event()
         self.wanted = 0
 
+    def submit(self) -> None:
+        for index in range(LANE):
+            self.engine.inbox.put(Submit(Request(f"r{index}", (1, 2, 3), Sampling(temperature=0.0), 1 << 18)))
+
     def publish(self, deltas: list[Delta]) -> None:
         if len(deltas) == LANE and all(len(delta.token_ids) == K + 1 for delta in deltas):
             self.times.append(time.perf_counter())
@@ -143,8 +147,7 @@ async def our_rounds(address: str, rounds: int) -> tuple[list[float], float, flo
         while connection.peer is None:
             await anyio.sleep(0.01)
         bench.wanted = rounds + 50
-        for index in range(LANE):
-            engine.inbox.put(Submit(Request(f"r{index}", (1, 2, 3), Sampling(temperature=0.0), 1 << 18)))
+        bench.submit()
         thread = threading.Thread(target=engine.run)
         thread.start()
         while not bench.enough.is_set():
@@ -159,6 +162,38 @@ async def our_rounds(address: str, rounds: int) -> tuple[list[float], float, flo
     times = bench.times[50 : 50 + rounds]
     seconds = [later - sooner for sooner, later in itertools.pairwise(times)]
     return seconds, out / count / LANE, back / count / LANE
+
+
+def python_alone(rounds: int) -> tuple[float, float]:
+    """Seconds a round of the engine's and of the service's own Python: one thread, no sockets, nobody waits."""
+    drafts: list[bytes] = []
+    answers: list[bytes] = []
+    bench = Rounds()
+    engine = bench.engine
+    reply = lambda name, message: answers.append(encode(message))  # noqa: E731
+    service = DrafterService(CountingStrategy(), RealClock(), Limits(), reply, 1)
+    service.inbox.put(PeerUp("target", Hello(1, 0, "bench", "target", b"", "", VOCABULARY)))
+    welcome = Welcome(1, "", "", LANE, LENGTH, MAX_DRAFT_LENGTH)
+    engine.inbox.put(LinkUp("drafter", welcome, lambda message: drafts.append(encode(message)) is None))
+    bench.submit()
+    ours = theirs = 0.0
+    for index in range(rounds + 50):
+        if index == 50:
+            ours = theirs = 0.0
+        started = time.perf_counter()
+        engine.step()
+        between = time.perf_counter()
+        for frame in drafts:
+            service.inbox.put(Received("target", decode(frame)))
+        drafts.clear()
+        while service.step():
+            pass
+        for frame in answers:
+            engine.inbox.put(Arrived("drafter", decode(frame)))
+        answers.clear()
+        ours += between - started
+        theirs += time.perf_counter() - between
+    return ours / rounds, theirs / rounds
 
 
 async def echo_rounds(address: str, out: int, rounds: int) -> list[float]:
@@ -203,6 +238,11 @@ def main() -> None:
         for process in (drafter, echo):
             process.stdin.close()
             process.wait(10)
+    engine_s, service_s = python_alone(arguments.rounds)
+    print(
+        f"of a round, Python alone (one process, warm caches): engine {engine_s * 1e6:.0f} µs, service with decoding "
+        f"{service_s * 1e6:.0f} µs; the rest is four thread hand-offs, two sockets and cold caches"
+    )
     print(verdict("framework round against a bare echo, p50", median(ours) / median(bare), 3.0, at_least=False))
     print(verdict("bytes a session and round, target to drafter", out, 100, at_least=False))
     print(verdict("bytes a session and round, drafter to target", back, 100, at_least=False))

@@ -129,4 +129,4 @@ class ContiguousRows:
         return Top(top.ids[back], top.logits[back])
 
     def move(self, from_row: int, to_row: int) -> None:
-        raise NotImplementedError("rows are moved here and nowhere else")
+        raise ValueError("rows are moved here and nowhere else")
