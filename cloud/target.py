@@ -152,6 +152,7 @@ def _snapshot(engine: Engine, connections: Sequence[DrafterConnection]) -> dict[
         "live_sessions": engine.live_sessions,
         "queued": engine.queued,
         "drafters": {name: drafter.up for name, drafter in engine.drafting.drafters.items()},
+        "link_trouble": {c.drafter: c.trouble for c in connections if c.trouble},
         "rtt_ms": {c.peer.name: c.rtt * 1000.0 for c in connections if c.peer and c.rtt is not None},
     }
 
@@ -172,9 +173,9 @@ def load_target(spec: TargetSpec) -> tuple[PackedModel, Vocabulary]:
         slots = spec.max_sessions * spec.max_context
         model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
         return model, toy_vocabulary(profile.vocabulary_size)
-    from paceline.core.lm.loading import load
+    from paceline.core.lm.loading import load, local_folder
 
-    vocabulary = Vocabulary.load(Path(spec.tokenizer or spec.model))
+    vocabulary = Vocabulary.load(local_folder(spec.tokenizer or spec.model))
     return load(
         spec.model,
         device=spec.device,

@@ -168,11 +168,11 @@ def load_strategy(spec: DrafterSpec) -> Loaded:
         language = ToyLanguage(profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice)
         model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=Pace(forward_ms=profile.step_ms))
         return Loaded(DraftModel(EmulatedRuntime(model)), toy_vocabulary(profile.vocabulary_size).identity)
-    from paceline.core.lm.loading import load
+    from paceline.core.lm.loading import load, local_folder
     from paceline.edge.runtimes.torch import TorchRuntime
 
     assert spec.model is not None
-    vocabulary = Vocabulary.load(Path(spec.tokenizer or spec.model))
+    vocabulary = Vocabulary.load(local_folder(spec.tokenizer or spec.model))
     torch_model = load(
         spec.model,
         device=spec.device,

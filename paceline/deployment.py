@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import PacelineError, UserError
 from paceline.topology.spec import Topology
 from paceline.topology.supervisor import Node, node_command
 
@@ -83,4 +83,6 @@ def run_directory(run_dir: Path | None) -> Iterator[Path]:
     except (UserError, KeyboardInterrupt):
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    except PacelineError as error:
+        raise PacelineError(f"{error} (logs: {directory})") from error
     shutil.rmtree(directory, ignore_errors=True)

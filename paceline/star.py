@@ -67,6 +67,14 @@ class Star:
         key = api.key_file.read_text().strip() if api.key_file is not None else None
         return Endpoint(target, f"http://{api.listen.from_here}/v1/completions", key)
 
+    def warnings(self) -> list[str]:
+        """Drafters that a target could not use, with the reason; the texts are right all the same."""
+        found = []
+        for name in self.targets:
+            for drafter, reason in self.supervisor.status(name).get("link_trouble", {}).items():
+                found.append(f"{name} decoded without {drafter}: {reason}")
+        return found
+
     async def settle(self) -> None:
         """Waits until every node's status says that no session is live, for a few seconds at the most."""
         asked = time.time()

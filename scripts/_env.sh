@@ -14,6 +14,10 @@ usable_python() {
 # Prints a Python of 3.10 or newer; $PYTHON is asked first.
 find_python() {
     local candidate
+    if [[ -n "${PYTHON:-}" ]] && ! usable_python "$PYTHON"; then
+        say "PYTHON=$PYTHON is no Python of 3.10 or newer."
+        return 2
+    fi
     for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10; do
         if usable_python "$candidate"; then
             command -v "$candidate"

@@ -61,7 +61,7 @@ class DrafterConnection:
         self._identity = identity
         self._handler = handler
         self._live_sessions = live_sessions
-        self._drafter = drafter
+        self.drafter = drafter
         self._clock = clock or RealClock()
         self._beat = beat
         self._silence_limit = beat * missed_beats
@@ -76,6 +76,11 @@ class DrafterConnection:
         """Smoothed round trip in seconds, while known."""
         peer = self.peer
         return peer.rtt if peer is not None else None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is no link now, as last found; None while it is up or was never tried."""
+        return None if self.peer is not None else self._logged
 
     def send(self, message: Message) -> bool:
         """Sends from any thread; False when the link is down."""
@@ -106,9 +111,7 @@ class DrafterConnection:
                 channel = await self._transport.dial(self._address)
         except TimeoutError:
             raise _DialTimeout(f"{self._address} did not answer within {self._dial_limit:g} s") from None
-        link = _TargetLink(
-            channel, TargetHandshake(self._identity, self._drafter), self._clock, self._handler, self._up
-        )
+        link = _TargetLink(channel, TargetHandshake(self._identity, self.drafter), self._clock, self._handler, self._up)
         try:
             await self._handshake(link)
             up_at = self._clock.now()

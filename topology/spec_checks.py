@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 
 from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Host, LinkSpec, Profile, Security, TargetSpec, Topology
-from paceline.topology.spec_values import Address, did_you_mean
+from paceline.topology.spec_values import Address, cache_folder, did_you_mean
 from paceline.topology.yaml_lines import Path
 
 
@@ -119,7 +119,7 @@ def key_file_problem(file: FilePath) -> str | None:
 def missing_models(topology: Topology) -> list[Finding]:
     """Local models that nodes of this machine name and that are not there. Hub ids are not looked up."""
     missing: list[Finding] = []
-    cache = FilePath("~/.cache/paceline").expanduser()
+    cache = cache_folder()
     for section, index, node in Parts.of(topology).nodes():
         for key, name in (("model", node.model), ("tokenizer", node.tokenizer)):
             if node.host is None and name and name.startswith("/") and not FilePath(name).exists():

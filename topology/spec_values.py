@@ -172,13 +172,19 @@ def read_seconds(value: Any, base: Base = None) -> float:
     raise ValueError(f"must be seconds, such as 0.2, or a time such as 200ms, not {shown(value)}")
 
 
+def cache_folder() -> Path:
+    """Where fetched models are: ${PACELINE_CACHE}, else paceline in the user's cache folder."""
+    own = os.environ.get("PACELINE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline")
+    return Path(own).expanduser()
+
+
 def expand(text: str, base: Base) -> str:
     """`~` and `${NAME}` replaced; ${PACELINE_CACHE} is paceline in the user's cache folder unless set.
 
     Raises ValueError for a variable that is not set.
     """
 
-    cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline")
+    cache = str(cache_folder())
 
     def variable(match: re.Match[str]) -> str:
         name = match[1]

@@ -174,7 +174,9 @@ class Supervisor:
                 _signal(child, signal.SIGTERM)
             listening = asyncio.create_task(notify.wait_ready(child.ready))
             try:
-                return await child.process.wait()
+                code = await child.process.wait()
+                notify.drain(child.ready)
+                return code
             finally:
                 listening.cancel()
                 if child.process.returncode is None:  # cancelled: no orphan
@@ -208,12 +210,21 @@ class _NotifySocket:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
+    def drain(self, ready: asyncio.Event) -> None:
+        """What a child said just before it ended."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._take(self._socket.recv(4096), ready)
+
+    @staticmethod
+    def _take(message: bytes, ready: asyncio.Event) -> None:
+        if b"READY=1" in message.split(b"\n"):
+            ready.set()
+
     async def wait_ready(self, ready: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         while not ready.is_set():
-            message = await loop.sock_recv(self._socket, 4096)
-            if b"READY=1" in message.split(b"\n"):
-                ready.set()
+            self._take(await loop.sock_recv(self._socket, 4096), ready)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -49,9 +49,10 @@ def load(
         torch.set_num_threads(threads)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device} was asked for, but torch finds no CUDA here")
-    config = _config(path)
+    folder = local_folder(path)
+    config = _config(folder)
     check_family(config, max_context)
-    module = _module(path, config, _dtype(config, dtype, device)).to(device)
+    module = _module(folder, config, _dtype(config, dtype, device)).to(device)
     return wrap(module, kv_slots=kv_slots, kv_memory=kv_memory, max_context=max_context, fused=fused, name=str(path))
 
 
@@ -92,6 +93,25 @@ def wrap(
     return model
 
 
+def local_folder(path: str | Path) -> Path:
+    """The folder of a model: a local one as it is, a hub id's downloaded (or taken from the hub's own cache).
+
+    UserError says which it was taken for and what went wrong.
+    """
+    local = Path(path)
+    if local.is_dir():
+        return local
+    if local.is_absolute() or str(path).startswith((".", "~")) or len(local.parts) != 2:
+        raise UserError(f"no model at {path}: there is no such directory")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} is no directory here, and as a hub id it cannot be had: {reason}") from error
+
+
 def check_family(config: Any, max_context: int | None = None) -> None:
     """Raises UnsupportedModel, naming family and reason, unless the packed forward runs this model exactly."""
     family = config.model_type
@@ -116,12 +136,8 @@ def check_family(config: Any, max_context: int | None = None) -> None:
             )
 
 
-def _config(path: str | Path) -> Any:
-    local = Path(path)
-    looks_local = local.is_absolute() or str(path).startswith((".", "~")) or len(local.parts) != 2
-    if looks_local and not local.is_dir():
-        raise UserError(f"no model at {path}: there is no such directory")
-    if local.is_dir() and not (local / "config.json").is_file():
+def _config(path: Path) -> Any:
+    if not (path / "config.json").is_file():
         raise UserError(f"no model at {path}: the directory has no config.json")
     try:
         with _quiet():
@@ -131,7 +147,7 @@ def _config(path: str | Path) -> Any:
     return config.get_text_config() if config.model_type == "gemma3" else config
 
 
-def _module(path: str | Path, config: Any, dtype: torch.dtype) -> Any:
+def _module(path: Path, config: Any, dtype: torch.dtype) -> Any:
     try:
         with _quiet():
             module, report = _transformers().AutoModelForCausalLM.from_pretrained(
@@ -145,7 +161,7 @@ def _module(path: str | Path, config: Any, dtype: torch.dtype) -> Any:
     return module
 
 
-def _unreadable(path: str | Path, error: Exception) -> UserError:
+def _unreadable(path: Path, error: Exception) -> UserError:
     return UserError(f"cannot read the model {path}: {str(error).strip().splitlines()[0]}")
 
 

@@ -50,6 +50,11 @@ def run(
         if not _is_text(text):
             raise UserError(f"the prompt {text[:40]!a} is not UTF-8 text")
     options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    for target in topology.targets:
+        if max_tokens >= target.max_context:
+            raise UserError(
+                f"--max-tokens {max_tokens} leaves no room in {target.name}'s context of {target.max_context}"
+            )
     with run_directory(run_dir) as directory:
         job = _Job(topology, topology_file, texts, options, not no_drafter)
         report = asyncio.run(job.until_interrupted(directory))
@@ -102,6 +107,9 @@ class _Job:
                 completions = await star.complete(self.prompts, self.options, progress.advance)
                 await star.settle()
                 progress.say("stopping")
+                warnings = star.warnings()
+            for warning in warnings:
+                typer.echo(f"warning: {warning}", err=True)
             return star.report(completions)
 
 

@@ -9,6 +9,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+LEGEND = (
+    "tokens a round: accepted draft tokens and the target's own one, where there was a draft; without draft: rounds "
+    "that went without one; verify: one pass of the target; busy: share of the drafter's time that it drafted."
+)
+
 
 def show(report: dict[str, Any]) -> None:
     """Prints a run's report on stdout."""
@@ -22,18 +27,27 @@ def show(report: dict[str, Any]) -> None:
     console.print(_targets(report))
     if report["drafters"]:
         console.print(_drafters(report))
+        console.print(LEGEND, style="dim")
 
 
 def _targets(report: dict[str, Any]) -> Table:
     table = Table(title="targets", title_justify="left")
-    for heading in ("target", "tokens/s", "tokens a round", "rounds", "without draft", "verify ms p50", "p99"):
+    for heading in (
+        "target",
+        "tokens/s",
+        "tokens a round",
+        "rounds",
+        "without draft",
+        "verify p50 ms",
+        "verify p99 ms",
+    ):
         table.add_column(heading, justify="left" if heading == "target" else "right")
     for target in report["targets"]:
         verify = target["verify_ms"] or {}
         table.add_row(
             target["name"],
             _number(target["tokens_per_s"], 1),
-            _number(target["acceptance_length"], 2),
+            _number(target["acceptance_length"] if target["rounds"] else None, 2),
             _number(target["rounds"], 0),
             _number(target["fallback_rounds"], 0),
             _number(verify.get("p50"), 1),
@@ -44,7 +58,7 @@ def _targets(report: dict[str, Any]) -> Table:
 
 def _drafters(report: dict[str, Any]) -> Table:
     table = Table(title="drafters", title_justify="left")
-    for heading in ("drafter", "busy", "sessions", "queue ms p50", "draft ms p50", "p99", "kB in", "kB out"):
+    for heading in ("drafter", "busy", "sessions", "queue p50 ms", "draft p50 ms", "draft p99 ms", "kB in", "kB out"):
         table.add_column(heading, justify="left" if heading == "drafter" else "right")
     for drafter in report["drafters"]:
         queue, draft = drafter["queue_ms"] or {}, drafter["draft_ms"] or {}
