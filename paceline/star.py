@@ -67,6 +67,10 @@ class Star:
         key = api.key_file.read_text().strip() if api.key_file is not None else None
         return Endpoint(target, f"http://{api.listen.from_here}/v1/completions", key)
 
+    async def linked(self) -> None:
+        """Waits until every target has a link to its drafters, for a few seconds at the most; it serves without."""
+        await self._until(lambda status: all(status.get("drafters", {"": False}).values()), self.targets)
+
     def warnings(self) -> list[str]:
         """Drafters that a target could not use, with the reason; the texts are right all the same."""
         found = []
@@ -77,11 +81,14 @@ class Star:
 
     async def settle(self) -> None:
         """Waits until every node's status says that no session is live, for a few seconds at the most."""
+        await self._until(lambda status: status.get("live_sessions") == 0, [*self.targets, *self.drafters])
+
+    async def _until(self, holds: Callable[[dict[str, Any]], bool], names: Sequence[str]) -> None:
+        """Until status files written from now on all say so, or SETTLE_SECONDS have passed."""
         asked = time.time()
-        deadline = asked + SETTLE_SECONDS
-        while time.time() < deadline:
-            states = [self.supervisor.status(name) for name in (*self.targets, *self.drafters)]
-            if all(state.get("time", 0.0) > asked and state.get("live_sessions") == 0 for state in states):
+        while time.time() < asked + SETTLE_SECONDS:
+            states = [self.supervisor.status(name) for name in names]
+            if all(state.get("time", 0.0) > asked and holds(state) for state in states):
                 return
             await asyncio.sleep(0.05)
 
@@ -143,6 +150,8 @@ async def running_star(
         for node in started:
             supervisor.start(node)
         await supervisor.wait_ready([node.name for node in started])
+        if names and not late_drafters:
+            await star.linked()
         try:
             yield star
         finally:
