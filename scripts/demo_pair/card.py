@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ temperature 0.8 both ends share Gumbel noise. From `python benchmarks/acceptance
 
 ## How they were made
 
-- Data: the standard library sources of Python {python}: {train_files} files, {train_bytes:,} bytes, {train_tokens:,}
+- Data: the standard library sources of Python {python}: {train_files:,} files, {train_bytes:,} bytes, {train_tokens:,}
   tokens; {held_out_files} more files held out whole by a seeded hash of their names. Left out: site-packages, and files
   that zlib shrinks below 14 % (tables); a file counts up to 200 000 characters.
 - Target: next-token loss, {tokens_seen:,} tokens in {steps:,} steps, {target_minutes} minutes on up to {threads} CPU
@@ -60,13 +61,16 @@ Apache-2.0; the training text is the Python Software Foundation's, see [NOTICE](
 """
 
 
+def figure(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
+
+
 def acceptance_row(name: str, result: dict[str, Any]) -> str:
-    positions = ", ".join(f"{share:.2f}" for share in result["by_position"])
-    return (
-        f"| {name} | {result['accepted']:.2f} | {result['acceptance_length']:.2f} | {positions} | "
-        f"{result['agreement']:.2f} | {result['texts_counted']} of {result['texts']} | "
-        f"{result['before_loops']:.2f} | {result['loops_included']:.2f} |"
-    )
+    positions = ", ".join(figure(share) for share in result["by_position"]) if result["rounds"] else "–"
+    columns = [figure(result[key]) for key in ("accepted", "acceptance_length")]
+    columns += [positions, figure(result["agreement"]), f"{result['texts_counted']} of {result['texts']}"]
+    columns += [f"{figure(result['before_loops'])} ({result['rounds_before_loops']} rounds)"]
+    return f"| {' | '.join([name, *columns, figure(result['loops_included'])])} |"
 
 
 def write_card(
