@@ -53,7 +53,8 @@ temperature 0.8 both ends share Gumbel noise. From `python benchmarks/acceptance
 - Drafter: then distilled from the finished target (KL, and cross entropy with its first choice) on {own_texts:,} texts
   that the target wrote, greedily and at temperature 0.8 in turn, and on {corpus_windows:,} windows of the corpus,
   {row_length} tokens each.
-- Seed {seed}. Command: `{command}`. Stages are timed, so another machine gives other weights.
+- Seed {seed}. Command: `{command}`.
+  Stages are timed, so another machine gives other weights.
 
 ## Licence
 

@@ -137,7 +137,8 @@ def train_drafter(
     log.info("%d own texts, %d corpus windows", len(own), len(corpus))
     drafter = build(DRAFTER)
     drafter.load_state_dict(torch.load(work / "drafter-start.pt", weights_only=True))
-    loss = distil(drafter, target, given, seconds - (time.monotonic() - began), seed)
+    left = max(seconds - (time.monotonic() - began), seconds / 3)  # writing and the target's pass may have taken long
+    loss = distil(drafter, target, given, left, seed)
     figures: dict[str, Any] = {
         "own_texts": len(own),
         "corpus_windows": len(corpus),
