@@ -3,7 +3,8 @@
 Each side takes the better of 1 and 2 threads; assisted generation the better of its default schedule (which
 drafts more and more while everything is accepted) and a constant k = 4, the star the better of k = 4 and 12. All
 sides use the same held-out prompts, in turn, several times; medians are printed. Greedy texts of the embedded
-target fall into loops, which flatters long drafts; `--temperature 0.8` gives texts that do not repeat. The floor is a forward of one token without any cache: no eager loop on these modules can be faster.
+target fall into loops, which flatters long drafts; `--temperature 0.8` gives texts that do not repeat.
+The floor is a forward of one token without any cache: no eager loop over the modules as they are can be faster.
 
     python benchmarks/one_request.py [--repeats 3] [--tokens 128] [--temperature 0]
 """
@@ -27,7 +28,7 @@ from paceline.topology.spec import load_topology
 
 K, LONG_K = 4, 12
 THREADS = (1, 2)
-IN_FLIGHT = 8
+IN_FLIGHT, REQUESTS = 8, 40
 
 
 class Transformers:
@@ -89,11 +90,12 @@ async def completion(
 async def measure(repeats: int, tokens: int, temperature: float) -> dict[str, list[float]]:
     """Milliseconds a token, by side; sides take turns within every repeat."""
     times: dict[str, list[float]] = defaultdict(list)
-    texts = prompts(IN_FLIGHT)
+    texts = prompts(REQUESTS)
     reference = Transformers(temperature)
-    limits = {"max_context": 1024, "max_sessions": 2 * IN_FLIGHT}
+    limits = {"max_context": 1024, "max_sessions": IN_FLIGHT}  # more requests wait, so that eight are always running
     with tempfile.TemporaryDirectory() as folder:
-        drafters = [{"name": f"drafter-{n}", "threads": n, **limits} for n in THREADS]
+        room = {"max_context": 1024, "max_sessions": 4 * IN_FLIGHT}
+        drafters = [{"name": f"drafter-{n}", "threads": n, **room} for n in THREADS]
         targets = [{"name": f"plain-{n}", "threads": n, **limits} for n in THREADS]
         targets += [
             {"name": f"{name}-{n}", "threads": n, "draft_length": k, "drafters": {"names": [f"drafter-{n}"]}, **limits}
@@ -118,7 +120,7 @@ async def measure(repeats: int, tokens: int, temperature: float) -> dict[str, li
                         (outputs[kind],), seconds = await completion(star, f"{kind}-{n}", [text], tokens, temperature)
                         times[f"{kind} {n}"].append(seconds / tokens * 1e3)
                         ids, seconds = await completion(star, f"{kind}-{n}", texts, tokens, temperature)
-                        times[f"{kind}-8 {n}"].append(seconds / (tokens * IN_FLIGHT) * 1e3)
+                        times[f"{kind}-8 {n}"].append(seconds / (tokens * REQUESTS) * 1e3)
                         assert outputs[kind] in ids
                 if temperature:  # transformers draws its own numbers
                     outputs = {name: ids for name, ids in outputs.items() if name in ("plain", "star", "long")}

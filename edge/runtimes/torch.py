@@ -26,12 +26,17 @@ class TorchRuntime(PackedRuntime):
 def _top_of(logits: Any, width: int) -> Top:
     """Candidates of torch rows [R, V], on the host.
 
-    topk promises no order among equal logits, so twice the width is fetched and sorted again: ties go to the
-    lowest id unless more than `width` tokens share the last logit.
+    topk promises no order among equal logits. They are rare, so they are looked for, at the cut too; where there
+    are any, twice the width is fetched and sorted: ties go to the lowest id unless more than `width` tokens share
+    the last logit.
     """
     if width == 1:
         values, ids = logits.max(dim=1, keepdim=True)  # the first of equal maxima, as documented
         return Top(ids.cpu().numpy(), values.cpu().numpy())
+    values, ids = logits.topk(min(width + 1, logits.shape[1]), dim=1)
+    host_values, host_ids = values.cpu().numpy(), ids.cpu().numpy()
+    if not (host_values[:, 1:] == host_values[:, :-1]).any():
+        return Top(host_ids[:, :width], host_values[:, :width])
     values, ids = logits.topk(min(2 * width, logits.shape[1]), dim=1)
     host_values, host_ids = values.cpu().numpy(), ids.cpu().numpy()
     order = np.lexsort((host_ids, -host_values))[:, :width]
