@@ -1,7 +1,7 @@
 """One request and eight in flight: Paceline plain and star over TCP against transformers, in one run.
 
 Each side takes the better of 1 and 2 threads; assisted generation the better of its default schedule (which
-drafts more and more while everything is accepted) and a constant k = 4, the star the better of k = 4 and 12. All
+drafts more and more while all is accepted) and a constant k = 4, the star the best of k = 2, 4 and 12. All
 sides use the same held-out prompts, in turn, several times; medians are printed. Greedy texts of the embedded
 target fall into loops, which flatters long drafts; `--temperature 0.8` gives texts that do not repeat.
 The floor is a forward of one token without any cache: no eager loop over the modules as they are can be faster.
@@ -19,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from common import DRAFTER, TARGET, median, prompts, verdict, write_topology
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,7 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.star import Star, running_star
 from paceline.topology.spec import load_topology
 
-K, LONG_K = 4, 12
+K = 4  # of assisted generation with a constant number of draft tokens
+STARS = {"star k=2": 2, "star k=4": 4, "star k=12": 12}
 THREADS = (1, 2)
 IN_FLIGHT, REQUESTS = 8, 40
 
@@ -77,14 +79,28 @@ class Transformers:
         return median(times)
 
 
+def node(kind: str, threads: int) -> str:
+    """The name of the target of that kind."""
+    return f"{kind.replace(' k=', '-')}-{threads}"
+
+
 async def completion(
     star: Star, name: str, texts: list[str], tokens: int, temperature: float = 0.0
 ) -> tuple[list[list[int]], float]:
-    """(token ids of each text, seconds until the last)."""
-    options = {"max_tokens": tokens, "temperature": temperature, "seed": 5, "ignore_eos": True}
-    started = time.perf_counter()
-    done = await star.complete(texts, options, targets=[name])
-    return [one.token_ids for one in done], time.perf_counter() - started
+    """(token ids of each text, seconds until the last). Not streamed, as transformers' generate is not."""
+    url = f"http://{star.topology.target(name).api.listen}/v1/completions"
+    options = {
+        "max_tokens": tokens,
+        "temperature": temperature,
+        "seed": 5,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    async with httpx.AsyncClient(timeout=None, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+        started = time.perf_counter()
+        done = await asyncio.gather(*(client.post(url, json={"prompt": text, **options}) for text in texts))
+        seconds = time.perf_counter() - started
+    return [response.json()["choices"][0]["token_ids"] for response in done], seconds
 
 
 async def measure(repeats: int, tokens: int, temperature: float) -> dict[str, list[float]]:
@@ -98,9 +114,9 @@ async def measure(repeats: int, tokens: int, temperature: float) -> dict[str, li
         drafters = [{"name": f"drafter-{n}", "threads": n, **room} for n in THREADS]
         targets = [{"name": f"plain-{n}", "threads": n, **limits} for n in THREADS]
         targets += [
-            {"name": f"{name}-{n}", "threads": n, "draft_length": k, "drafters": {"names": [f"drafter-{n}"]}, **limits}
+            {"name": node(kind, n), "threads": n, "draft_length": k, "drafters": {"names": [f"drafter-{n}"]}, **limits}
             for n in THREADS
-            for name, k in (("star", K), ("long", LONG_K))
+            for kind, k in STARS.items()
         ]
         path = write_topology(Path(folder) / "one-request.yaml", drafters, targets, 7500)
         async with running_star(load_topology(path), path, Path(folder)) as star:
@@ -116,14 +132,14 @@ async def measure(repeats: int, tokens: int, temperature: float) -> dict[str, li
                         outputs[f"assisted {kind}"], seconds = reference.generate(text, tokens, n, kind)
                         times[f"assisted {kind} {n}"].append(seconds / tokens * 1e3)
                     times[f"floor {n}"].append(reference.floor(n) * 1e3)
-                    for kind in ("plain", "star", "long"):
-                        (outputs[kind],), seconds = await completion(star, f"{kind}-{n}", [text], tokens, temperature)
+                    for kind in ("plain", *STARS):
+                        (outputs[kind],), seconds = await completion(star, node(kind, n), [text], tokens, temperature)
                         times[f"{kind} {n}"].append(seconds / tokens * 1e3)
-                        ids, seconds = await completion(star, f"{kind}-{n}", texts, tokens, temperature)
-                        times[f"{kind}-8 {n}"].append(seconds / (tokens * REQUESTS) * 1e3)
+                        ids, seconds = await completion(star, node(kind, n), texts, tokens, temperature)
+                        times[f"{kind}, 8 in flight {n}"].append(seconds / (tokens * REQUESTS) * 1e3)
                         assert outputs[kind] in ids
                 if temperature:  # transformers draws its own numbers
-                    outputs = {name: ids for name, ids in outputs.items() if name in ("plain", "star", "long")}
+                    outputs = {name: ids for name, ids in outputs.items() if name in ("plain", *STARS)}
                 differing = [name for name, ids in outputs.items() if ids != outputs["plain"]]
                 print(f"repeat {repeat + 1}/{repeats}: same text on every side: {differing or 'yes'}", flush=True)
         for name in star.targets:
@@ -140,20 +156,24 @@ def main() -> None:
     times = asyncio.run(measure(arguments.repeats, arguments.tokens, arguments.temperature))
     print(f"\n{'side':24} {'1 thread':>10} {'2 threads':>10}   ms a token, median of {arguments.repeats}")
     best: dict[str, float] = {}
-    ours = ("plain", "star", "long", "plain-8", "star-8", "long-8")
+    ours = [f"{kind}{many}" for many in ("", ", 8 in flight") for kind in ("plain", *STARS)]
     for side in ("floor", "generate", "assisted default", "assisted constant", *ours):
         one, two = (median(times[f"{side} {n}"]) for n in THREADS)
         best[side] = min(one, two)
         print(f"{side:24} {one:10.2f} {two:10.2f}")
-    best["star"], best["star-8"] = min(best["star"], best["long"]), min(best["star-8"], best["long-8"])
+    best["star"] = min(best[kind] for kind in STARS)
+    best["star, 8 in flight"] = min(best[f"{kind}, 8 in flight"] for kind in STARS)
     best["assisted"] = min(best["assisted default"], best["assisted constant"])
-    print(f"acceptance length: {times['acceptance star-1'][0]:.2f} (1 thread), {times['acceptance star-2'][0]:.2f} (2)")
+    for kind in STARS:
+        print(f"acceptance length, {kind}: {times[f'acceptance {node(kind, 1)}'][0]:.2f}")
     print()
     print(verdict("plain against generate", best["generate"] / best["plain"], 1.15))
     print(verdict("star against assisted", best["assisted"] / best["star"], 1.2))
     print(verdict("star against plain, one request", best["plain"] / best["star"], 1.0))
-    print(verdict("8 in flight, plain: throughput against one request's", best["plain"] / best["plain-8"], 3.0))
-    print(verdict("8 in flight, star against plain", best["plain-8"] / best["star-8"], 1.1))
+    print(
+        verdict("8 in flight, plain: throughput against one request's", best["plain"] / best["plain, 8 in flight"], 3.0)
+    )
+    print(verdict("8 in flight, star against plain", best["plain, 8 in flight"] / best["star, 8 in flight"], 1.1))
 
 
 if __name__ == "__main__":
