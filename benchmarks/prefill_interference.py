@@ -2,7 +2,8 @@
 
 One target (and one drafter in the second part), real processes. Four streams run; in the second half of the time
 long prompts are read, one after another. A prompt chunk may delay a round once, so the p99 of the gaps must stay
-under the chunk's own time plus 1.5 × the p99 without prompts.
+under the chunk's own time plus 1.5 × the p99 without prompts. A chunk late in a prompt attends to more and takes
+longer than an early one, so p99 is compared with p99.
 
     python benchmarks/prefill_interference.py [--tokens 300] [--prompts 4]
 """
@@ -67,15 +68,20 @@ async def main_async(tokens: int, count: int) -> None:
                 normal = await gaps(star, name, tokens, [])
                 beside = await gaps(star, name, tokens, long_prompts(count))
                 await asyncio.sleep(1.0)
-                chunk = star.supervisor.status(name)["prefill_ms"]["p50"]
+                chunk = star.supervisor.status(name)["prefill_ms"]
                 p99, usual = percentile(beside, 99), percentile(normal, 99)
                 print(
                     f"{name}: gap p50 {percentile(normal, 50):.1f} ms, p99 {usual:.1f} ms; beside a prompt p50 "
                     f"{percentile(beside, 50):.1f} ms, p99 {p99:.1f} ms ({len(beside)} gaps); a pass with a chunk "
-                    f"{chunk:.1f} ms"
+                    f"p50 {chunk['p50']:.1f} ms, p99 {chunk['p99']:.1f} ms"
                 )
                 print(
-                    verdict(f"{name}: p99 / (chunk + 1.5 × normal p99)", p99 / (chunk + 1.5 * usual), 1, at_least=False)
+                    verdict(
+                        f"{name}: p99 / (chunk p99 + 1.5 × normal p99)",
+                        p99 / (chunk["p99"] + 1.5 * usual),
+                        1,
+                        at_least=False,
+                    )
                 )
 
 

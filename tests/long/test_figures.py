@@ -28,4 +28,5 @@ def test_no_text_depends_on_a_drafter(command: tuple[str, ...]) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *options], capture_output=True, text=True, timeout=1800
     )
+    print(done.stdout)  # pytest -rP shows the figures
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
