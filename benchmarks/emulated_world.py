@@ -11,7 +11,8 @@ from random import Random
 from random_worlds import VOCABULARY, Plan, random_request
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Cancel, Engine, EngineConfig, LinkDown, LinkUp, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, Cancel, LinkDown, LinkUp, Submit
 from paceline.cloud.requests import Delta
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import ToyLanguage, ToyModel

@@ -24,7 +24,8 @@ import numpy as np
 from common import median, verdict
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Cancel, Engine, EngineConfig, LinkUp, Stop, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, Cancel, LinkUp, Stop, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.target import TargetLinks
 from paceline.core.clock import RealClock

@@ -19,7 +19,8 @@ import torch
 from common import DRAFTER, TARGET, prompts
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Engine, EngineConfig, LinkUp, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, LinkUp, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.core.clock import RealClock
 from paceline.core.lm.loading import load

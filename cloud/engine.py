@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from paceline.cloud.commit import Cut
 from paceline.cloud.drafting import Drafting, DraftingConfig, clear
+from paceline.cloud.events import Arrived, Cancel, Event, LinkDown, LinkUp, Submit
 from paceline.cloud.lanes import Lane, Lanes
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.sessions import Session
@@ -24,7 +25,6 @@ from paceline.cloud.verify import Verified, verify
 from paceline.core.clock import Clock, RealClock
 from paceline.core.errors import PacelineError
 from paceline.core.model import PackedModel, Segment
-from paceline.topology.wire import Drafted, Message, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -39,46 +39,6 @@ class EngineConfig:
     max_sessions: int = 32
     prefill_chunk: int = 256
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
-
-
-class Submit(NamedTuple):
-    """A new request."""
-
-    request: Request
-
-
-class Cancel(NamedTuple):
-    """The client is gone, or changed its mind."""
-
-    request_id: str
-
-
-class LinkUp(NamedTuple):
-    """A drafter welcomed this target."""
-
-    drafter: str
-    welcome: Welcome
-    send: Callable[[Message], bool]
-
-
-class LinkDown(NamedTuple):
-    """A drafter is gone."""
-
-    drafter: str
-
-
-class Arrived(NamedTuple):
-    """A drafter's answer."""
-
-    drafter: str
-    message: Drafted
-
-
-class Stop(NamedTuple):
-    """End the loop."""
-
-
-Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Stop
 
 
 class Round(NamedTuple):

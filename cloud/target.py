@@ -17,7 +17,8 @@ from paceline.cloud.api.dispatch import Dispatch
 from paceline.cloud.api.service import CompletionService
 from paceline.cloud.api.serving import bind, serve
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Engine, EngineConfig, LinkDown, LinkUp, Stop
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, LinkDown, LinkUp, Stop
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel, toy_vocabulary
 from paceline.core.errors import PacelineError
 from paceline.core.model import PackedModel

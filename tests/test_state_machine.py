@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Cancel, Engine, EngineConfig, LinkDown, LinkUp, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, Cancel, LinkDown, LinkUp, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import ToyLanguage, ToyModel

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from paceline.cloud.api.dispatch import Dispatch, Mailbox
 from paceline.cloud.api.errors import ApiError, bad_parameter, busy
 from paceline.cloud.api.schema import CompletionRequest
-from paceline.cloud.engine import Cancel, Engine, Submit
+from paceline.cloud.engine import Engine
+from paceline.cloud.events import Cancel, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.core.sampling import Sampling, choice_seed
 

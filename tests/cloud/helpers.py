@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import Arrived, Engine, EngineConfig, LinkDown, LinkUp, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Arrived, LinkDown, LinkUp, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import ToyLanguage, ToyModel

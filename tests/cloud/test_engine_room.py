@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.cloud.engine import Cancel, Engine, EngineConfig, Stop, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Cancel, Stop, Submit
 from paceline.cloud.requests import Delta
 from paceline.core.clock import ManualClock, RealClock
 from paceline.core.model import Segment

@@ -16,7 +16,8 @@ from paceline.cloud.api.app import create_app
 from paceline.cloud.api.dispatch import Dispatch
 from paceline.cloud.api.service import CompletionService
 from paceline.cloud.api.serving import serve
-from paceline.cloud.engine import Engine, EngineConfig, Stop, Submit
+from paceline.cloud.engine import Engine, EngineConfig
+from paceline.cloud.events import Stop, Submit
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel
 
 MODEL = "toy"

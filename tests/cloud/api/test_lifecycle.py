@@ -13,7 +13,8 @@ import pytest
 from paceline.cloud.api.app import create_app
 from paceline.cloud.api.serving import bind, serve
 from paceline.cloud.drafting import DraftingConfig
-from paceline.cloud.engine import EngineConfig, LinkDown
+from paceline.cloud.engine import EngineConfig
+from paceline.cloud.events import LinkDown
 from paceline.core.emulated import Pace, ToyModel
 from paceline.core.errors import UserError
 
