@@ -21,8 +21,10 @@ def prompts(count: int, characters: int = 300, *, offset: int = 400) -> list[str
         text = json.loads(line)["text"]
         if len(text) < offset + characters:
             continue
-        start = text.index("\n", offset) + 1
+        start = text.find("\n", offset) + 1 or offset
         found.append(text[start : start + characters].rpartition("\n")[0] + "\n")
+    if not found:
+        raise ValueError(f"no held-out text is {offset + characters} characters long")
     return [found[index % len(found)] for index in range(count)]
 
 

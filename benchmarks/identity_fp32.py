@@ -104,7 +104,7 @@ def main() -> None:
     seed = 0
     while compared < arguments.tokens:
         requests = []
-        for index, text in enumerate(prompts(IN_FLIGHT, 200, offset=150 + 97 * (seed % 40))):
+        for index, text in enumerate(prompts(IN_FLIGHT, 200, offset=150 + 61 * (seed % 40))):
             sampling = Sampling(seed=seed * 100 + index, temperature=0.0 if index % 4 == 0 else 0.8)
             requests.append(Request(f"r{index}", tuple(vocabulary.encode(text)[:200]), sampling, LENGTH))
         seed += 1
