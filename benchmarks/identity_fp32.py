@@ -2,7 +2,7 @@
 
 Real engine, real drafter service and both real models in one process, message by message, without sockets.
 Texts of plain decoding one at a time are compared with texts of speculative rounds, eight in flight. Where a
-text differs first, the token's position and the margin between the two likeliest tokens are shown; what
+text differs first, the token's position is shown and the margin by which it was chosen (noise included); what
 follows a difference has another context and is not compared.
 
     python benchmarks/identity_fp32.py [--tokens 200000]
@@ -26,7 +26,7 @@ from paceline.core.clock import RealClock
 from paceline.core.lm.loading import load
 from paceline.core.lm.model import LanguageModel
 from paceline.core.model import Segment
-from paceline.core.sampling import Sampling
+from paceline.core.sampling import Sampling, gumbel, row_key
 from paceline.core.vocabulary import Vocabulary
 from paceline.edge.events import Limits, PeerUp, Received
 from paceline.edge.runtimes.torch import TorchRuntime
@@ -80,13 +80,16 @@ class Generator:
         return self.texts
 
 
-def margin(target: LanguageModel, tokens: list[int]) -> float:
-    """Difference of the two largest logits after `tokens`."""
+def margin(target: LanguageModel, tokens: list[int], sampling: Sampling) -> float:
+    """By how much the choice after `tokens` won: difference of the two largest of logit / temperature + noise."""
     span = target.allocate(len(tokens))
     assert span is not None
-    row = target.forward([Segment(span, 0, tokens, 1)])
+    row = torch.as_tensor(target.forward([Segment(span, 0, tokens, 1)]))[0].double()
     target.free(span)
-    top = torch.as_tensor(row)[0].topk(2).values
+    if sampling.temperature > 0:
+        key = torch.tensor([row_key(sampling.seed, len(tokens))])
+        row = row / sampling.temperature + gumbel(key, torch.arange(len(row)))
+    top = row.topk(2).values
     return float(top[0] - top[1])
 
 
@@ -116,8 +119,8 @@ def main() -> None:
             compared += min(same + 1, len(own))
             if same < len(own):
                 differing += 1
-                gap = margin(target, [*request.prompt, *own[:same]])
-                print(f"differs: seed {request.sampling.seed}, token {same}, top-2 margin of the logits {gap:.2e}")
+                gap = margin(target, [*request.prompt, *own[:same]], request.sampling)
+                print(f"differs: seed {request.sampling.seed}, token {same}, top-2 margin {gap:.2e}")
         if seed % 5 == 0:
             print(f"{compared} tokens, {differing} differing, {time.perf_counter() - started:.0f} s", flush=True)
     acceptance = star.engine.statistics.acceptance_length
