@@ -2,7 +2,9 @@
 
 A target's engine and a drafter's service run as in production, in two processes, with models that cost
 nothing (the next token is the last one plus one, and every draft is right). Compared with a bare echo of
-the same bytes over asyncio streams between two processes, in the same run, in turn.
+the same bytes over asyncio streams between two processes, in the same run, in turn. Both ends are kept on different
+processors, as on two machines: where the scheduler happens to put both ends of an echo on one, it takes half the time
+(no other processor is to be woken), and the ratio would be a matter of luck.
 
     python benchmarks/framework_cost.py [--rounds 2000] [--repeats 5]
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -43,6 +46,7 @@ from paceline.topology.process import settle_runtime
 from paceline.topology.server import DrafterServer
 from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Welcome, decode, encode
 
+PROCESSORS = sorted(os.sched_getaffinity(0))
 VOCABULARY, K, LANE, LENGTH = 64, 4, 8, 1 << 20
 NEXT_TOKEN = np.eye(VOCABULARY)[np.arange(1, VOCABULARY + 1) % VOCABULARY]
 
@@ -107,10 +111,16 @@ async def serve_echo() -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
+def keep(pid: int, *, last: bool) -> None:
+    """Puts a process on the last of this machine's processors, or on the first."""
+    os.sched_setaffinity(pid, {PROCESSORS[-1 if last else 0]})
+
+
 def other_process(role: str) -> tuple[Any, str]:
     process = subprocess.Popen(
         [sys.executable, __file__, role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    keep(process.pid, last=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -223,6 +233,7 @@ def main() -> None:
     if arguments.role == "echo":
         return asyncio.run(serve_echo())
     settle_runtime()
+    keep(0, last=False)
     drafter, drafter_address = other_process("drafter")
     echo, echo_address = other_process("echo")
     ours, bare = [], []
