@@ -102,7 +102,7 @@ async def run_target(
     connections = [
         DrafterConnection(
             transport,
-            str(topology.connect_address(drafter, spec)),
+            topology.link_address(drafter, spec),
             identity,
             links,
             engine.drafting.live,

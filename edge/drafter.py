@@ -135,7 +135,7 @@ async def run_drafter(
     thread.start()
     try:
         async with anyio.create_task_group() as tasks:
-            server = DrafterServer(transport, str(spec.listen), identity, links)
+            server = DrafterServer(transport, topology.link_address(spec), identity, links)
             address = await tasks.start(server.run)
             tasks.start_soon(status.keep, snapshot)
             log.info("drafter %s listens at %s", spec.name, address, extra={"event": "ready", "drafter": spec.name})

@@ -108,10 +108,16 @@ class DrafterConnection:
         """One life of the link, from dialling to its end, which is always an exception."""
         try:
             with anyio.fail_after(self._dial_limit):
-                channel = await self._transport.dial(self._address)
+                channel = await self._transport.dial(self._address, self.drafter)
         except TimeoutError:
             raise _DialTimeout(f"{self._address} did not answer within {self._dial_limit:g} s") from None
-        link = _TargetLink(channel, TargetHandshake(self._identity, self.drafter), self._clock, self._handler, self._up)
+        link = _TargetLink(
+            channel,
+            TargetHandshake(self._identity, self.drafter, channel.binding),
+            self._clock,
+            self._handler,
+            self._up,
+        )
         try:
             await self._handshake(link)
             up_at = self._clock.now()
@@ -200,7 +206,7 @@ class _TargetLink:
 
     def start(self) -> None:
         self._channel.receive(self._on_frame, lambda reason: self._finish_with(LinkClosed(reason)))
-        self._channel.send(self._handshake.start())
+        self._channel.send(self._handshake.start(), control=True)
 
     def ping(self, sessions: list[int]) -> None:
         assert self.peer is not None
@@ -244,12 +250,13 @@ class _TargetLink:
         try:
             answer = self._handshake.receive(frame)
         except HandshakeRefused as refusal:
-            self._channel.send(refusal_frame(refusal))
+            self._channel.send(refusal_frame(refusal), control=True)
             self._finish_with(refusal)
             return
         if answer is not None:
-            self._channel.send(answer)
+            self._channel.send(answer, control=True)
         elif self._handshake.welcome is not None:
+            self._channel.secure(self._handshake.frame_key)
             self.peer = Peer(self._handshake.welcome.drafter, self._channel)
             self._up(self.peer)
             self.changed.set()

@@ -1,7 +1,8 @@
 """Who is there: Hello → Challenge → Prove → Welcome, as two small state machines without I/O.
 
 Each proof is an HMAC-SHA256 under the deployment key over the raw frames exchanged so far, which hold both
-nonces, the names, the deployment, the versions and the tokenizer fingerprint. The nonces are fresh, so a
+nonces, the names, the deployment, the versions and the tokenizer fingerprint, and over what binds them to
+their channel (the certificate shown in TLS). The nonces are fresh, so a
 recorded handshake proves nothing; the proofs carry the role, so one side's cannot be sent back to it. The
 target proves itself first, and the drafter tells a peer that cannot only `unauthenticated`.
 Without a key both sides use an empty one: that is for loopback, where the operating system is the guard.
@@ -63,9 +64,10 @@ class Identity:
 class TargetHandshake:
     """The target's side: send `start()`, then what `receive` returns, until `welcome` is there."""
 
-    def __init__(self, identity: Identity, drafter: str | None = None) -> None:
-        """`drafter`: the name that must answer; None accepts any that knows the key."""
+    def __init__(self, identity: Identity, drafter: str | None = None, binding: bytes = b"") -> None:
+        """`drafter`: the name that must answer; None accepts any that knows the key. `binding`: the channel's."""
         self.identity = identity
+        self._binding = binding
         self.welcome: Welcome | None = None
         self._expected = drafter
         self._frames: list[bytes] = []
@@ -97,7 +99,7 @@ class TargetHandshake:
         if isinstance(message, Challenge) and len(self._frames) == 1:
             _check_nonce(message.nonce)
             self._frames.append(frame)
-            prove = encode(Prove(_proof(self.identity.key, b"target", *self._frames)))
+            prove = encode(Prove(_proof(self.identity.key, b"target", self._binding, *self._frames)))
             self._frames.append(prove)
             return prove
         if isinstance(message, Welcome) and len(self._frames) == 3 and self.welcome is None:
@@ -106,9 +108,14 @@ class TargetHandshake:
             return None
         raise _unexpected(message, "drafter")
 
+    @property
+    def frame_key(self) -> bytes:
+        """What only these two ends know, once welcomed: see Channel.secure."""
+        return _proof(self.identity.key, b"frames", self._binding, *self._frames)
+
     def _check(self, welcome: Welcome) -> None:
         own = self.identity
-        if not hmac.compare_digest(welcome.proof, _drafter_proof(own.key, self._frames, welcome)):
+        if not hmac.compare_digest(welcome.proof, _drafter_proof(own.key, self._binding, self._frames, welcome)):
             raise HandshakeRefused(
                 "unauthenticated",
                 f"the drafter {printable(welcome.drafter)!r} does not know the deployment key of target {own.name!r}",
@@ -123,8 +130,9 @@ class TargetHandshake:
 class DrafterHandshake:
     """The drafter's side: send what `receive` returns; the link is up once `done`."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, binding: bytes = b"") -> None:
         self.identity = identity
+        self._binding = binding
         self.hello: Hello | None = None
         self.done = False
         self._frames: list[bytes] = []
@@ -150,7 +158,7 @@ class DrafterHandshake:
 
     def _welcome(self, frame: bytes, prove: Prove, hello: Hello) -> bytes:
         own = self.identity
-        if not hmac.compare_digest(prove.proof, _proof(own.key, b"target", *self._frames)):
+        if not hmac.compare_digest(prove.proof, _proof(own.key, b"target", self._binding, *self._frames)):
             raise HandshakeRefused(
                 "unauthenticated", f"target {hello.target!r} does not know the deployment key of drafter {own.name!r}"
             )
@@ -173,8 +181,13 @@ class DrafterHandshake:
             drafter=own.name,
         )
         self.done = True
-        proof = _drafter_proof(own.key, self._frames, welcome)
+        proof = _drafter_proof(own.key, self._binding, self._frames, welcome)
         return encode(msgspec.structs.replace(welcome, proof=proof))
+
+    @property
+    def frame_key(self) -> bytes:
+        """What only these two ends know, once `done`: see Channel.secure."""
+        return _proof(self.identity.key, b"frames", self._binding, *self._frames)
 
 
 def refusal_frame(refusal: HandshakeRefused) -> bytes:
@@ -210,11 +223,13 @@ def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"paceline handshake\0" + framed, "sha256")
 
 
-def _drafter_proof(key: bytes, frames: list[bytes], welcome: Welcome) -> bytes:
+def _drafter_proof(key: bytes, binding: bytes, frames: list[bytes], welcome: Welcome) -> bytes:
     """What Welcome says of names and versions is covered by its proof, beside the three frames before it."""
     versions = f"{welcome.major}.{welcome.minor}".encode()
     epoch = str(welcome.epoch).encode()
-    return _proof(key, b"drafter", *frames, welcome.drafter.encode(), welcome.deployment.encode(), versions, epoch)
+    return _proof(
+        key, b"drafter", binding, *frames, welcome.drafter.encode(), welcome.deployment.encode(), versions, epoch
+    )
 
 
 def _check_common(own_name: str, own: Identity, peer_name: str, major: int, deployment: str) -> None:

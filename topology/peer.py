@@ -6,10 +6,11 @@ import random
 from typing import Protocol
 
 from paceline.topology.links.base import Channel
-from paceline.topology.wire import Hello, Message, Welcome, encode
+from paceline.topology.wire import Draft, Drafted, Hello, Message, Ping, Pong, Welcome, encode
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
+REPEATED = (Draft, Drafted, Ping, Pong)  # a lost one is made up for by the next
 
 
 class Peer:
@@ -37,7 +38,7 @@ class Peer:
         """Hands a message to the link; False when the link is down and it was dropped."""
         if not self.up:
             return False
-        self._channel.send(encode(message))
+        self._channel.send(encode(message), control=not isinstance(message, REPEATED))
         return True
 
     def close(self, farewell: Message | None = None) -> None:

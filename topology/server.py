@@ -151,7 +151,7 @@ class _Link:
         self.peer: Peer | None = None
         self.since = self.last_heard = server.now()
         self._server = server
-        self._handshake = DrafterHandshake(server.identity)
+        self._handshake = DrafterHandshake(server.identity, channel.binding)
         self._ended = False
 
     @property
@@ -188,7 +188,7 @@ class _Link:
             answer = self._handshake.receive(frame)
         except HandshakeRefused as refusal:
             self._server.log_refusal(self, refusal.code, str(refusal))
-            self.channel.send(refusal_frame(refusal))
+            self.channel.send(refusal_frame(refusal), control=True)
             self.end(str(refusal))
             return
         hello = self._handshake.hello
@@ -196,10 +196,11 @@ class _Link:
             peer = Peer(hello.target, self.channel)
             self._server.link_up(self, peer)
             self.peer = peer
-            self.channel.send(answer)
+            self.channel.send(answer, control=True)
+            self.channel.secure(self._handshake.frame_key)
             self._server.handler.on_up(peer, hello)
         else:
-            self.channel.send(answer)
+            self.channel.send(answer, control=True)
 
     def _on_message(self, peer: Peer, message: Message) -> None:
         if isinstance(message, Ping):

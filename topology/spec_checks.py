@@ -57,12 +57,6 @@ def cross_check(parts: Parts) -> Iterator[Finding]:
 
 def unsupported(parts: Parts) -> Iterator[Finding]:
     """What the format knows and this version does not do yet: refused, so that it is never silently ignored."""
-    if parts.link.transport == "mqtt":
-        yield Finding(("link", "transport"), "mqtt is not available in this version; use tcp")
-    open_drafters = [d.name for d in parts.drafters.values() if not d.listen.is_loopback]
-    if open_drafters and parts.security is not None and parts.security.encrypt:
-        message = f"TLS is not available in this version, and {open_drafters[0]} listens beyond loopback"
-        yield Finding(("security", "encrypt"), f"{message}; write encrypt: false to accept that, or use a VPN")
     for index, drafter in parts.drafters.items():
         if drafter.runtime in ("tensorrt", "onnxruntime"):
             path = ("drafters", index, "runtime")
@@ -70,10 +64,6 @@ def unsupported(parts: Parts) -> Iterator[Finding]:
     for index, target in parts.targets.items():
         for key, why in _missing_features(target):
             yield Finding(("targets", index, key), why)
-        if target.drafters.policy == "spread":
-            yield Finding(
-                ("targets", index, "drafters", "policy"), "spread is not available in this version; use failover"
-            )
 
 
 def _missing_features(target: TargetSpec) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,9 @@ class Security(Section):
     """Who may connect, and whether links are encrypted."""
 
     key_file: v.FilePath | None = None
-    """The deployment key; needed as soon as a drafter listens beyond loopback."""
+    """The deployment key; needed as soon as a drafter listens beyond loopback, or the broker is not on loopback."""
+    certificates: v.FolderPath | None = None
+    """Folder with ca.pem, NODE.pem and NODE.key, as `paceline keys init` makes it. Default: the folder of key_file."""
     encrypt: v.Flag = True
     """TLS on links beyond loopback. `false` leaves authentication on and encryption off."""
 
@@ -129,6 +131,10 @@ class Api(Section):
     """host:port. Default 127.0.0.1:8001 for the first target, 8002 for the second, and so on."""
     key_file: v.FilePath | None = None
     """A file that holds the key users must send; needed beyond loopback."""
+    cert: v.FilePath | None = None
+    """HTTPS: certificate chain. Default beyond loopback: the target's out of security.certificates."""
+    key: v.FilePath | None = None
+    """HTTPS: key of that certificate."""
 
 
 class TargetSpec(Section):
@@ -176,6 +182,8 @@ class TargetSpec(Section):
     """Prompt tokens that ride along in one pass."""
     weight: v.Weight = 1.0
     """Share of a drafter's time in relation to the other targets."""
+    drain: v.Seconds = 10.0
+    """How long a target that is told to stop lets its requests finish."""
     threads: v.Threads | None = None
     """CPU threads; default what the engine chooses."""
     api: Api
@@ -229,6 +237,12 @@ class Topology(Section):
         if drafter.host == target.host or drafter.host is None:
             return drafter.listen.from_here
         return Address(self.hosts[drafter.host].address, drafter.listen.port)
+
+    def link_address(self, drafter: DrafterSpec, target: TargetSpec | None = None) -> str:
+        """What the transport calls that drafter: as `target` dials it, or as it listens. With MQTT it is its name."""
+        if self.link.transport == "mqtt":
+            return drafter.name
+        return str(drafter.listen if target is None else self.connect_address(drafter, target))
 
 
 def with_addresses(data: Any) -> Any:

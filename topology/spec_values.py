@@ -269,6 +269,7 @@ Flag = Annotated[bool, Rule(read_flag, {"type": "boolean"})]
 Size = Annotated[int, Rule(read_size, {"type": ["string", "integer"], "examples": ["2GiB", "512MiB"]})]
 Seconds = Annotated[float, Rule(read_seconds, {"type": ["number", "string"], "examples": [0.2, "200ms"]})]
 Listen = Annotated[Address, Rule(read_address, {"type": "string", "examples": ["127.0.0.1:7070"]}, as_text=True)]
+FolderPath = Annotated[Path, Rule(read_path, {"type": "string"}, as_text=True)]
 FilePath = Annotated[Path, Rule(read_path, {"type": "string"}, as_text=True)]
 ModelName = Annotated[str, Rule(read_model, {"type": "string", "examples": ["bundles/qwen3-0.6b", "Qwen/Qwen3-8B"]})]
 Name = Annotated[

@@ -164,9 +164,11 @@ class Ping(_Message, tag=8, frozen=True):
 
 
 class Pong(_Message, tag=9, frozen=True):
-    """The answer to a Ping, with its time."""
+    """The answer to a Ping, with its time. A drafter adds how many more sessions it could hold (-1: not said)."""
 
     time_us: int
+    free_sessions: int = -1
+    clock_us: int = 0  # wall clock of the sender, µs since 1970; 0: not said
 
 
 class Goodbye(_Message, tag=10, frozen=True):

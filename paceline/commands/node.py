@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,10 @@ import typer
 
 from paceline.commands.options import NoDrafter, RunDir, TopologyFile
 from paceline.core.errors import PacelineError, UserError
-from paceline.deployment import writable
+from paceline.deployment import ALL_NODES, writable
 from paceline.topology.process import configure_logging, follow_parent, notify
 from paceline.topology.spec import load_topology, require_models
+from paceline.topology.transports import make_transport, open_transport
 
 if TYPE_CHECKING:
     from paceline.topology.links.base import Transport
@@ -29,22 +31,20 @@ def drafter(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None)
     """Run one drafter in the foreground, until SIGTERM or Ctrl-C."""
     topology = _prepare(topology_file, run_dir)
     _named(name, [drafter.name for drafter in topology.drafters], topology_file)
-    run_until_signal([_drafter(topology, name, run_dir, _transport(topology), lambda: notify("READY=1"))])
+    run_until_signal([_drafter(topology, name, run_dir, lambda: notify("READY=1"))])
 
 
 def target(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
     """Run one target in the foreground, until SIGTERM or Ctrl-C."""
     topology = _prepare(topology_file, run_dir)
     _named(name, [target.name for target in topology.targets], topology_file)
-    run_until_signal(
-        [_target(topology, name, run_dir, _transport(topology), lambda: notify("READY=1"), not no_drafter)]
-    )
+    run_until_signal([_target(topology, name, run_dir, lambda: notify("READY=1"), not no_drafter)])
 
 
 def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
     """Run every node as threads of this process, which is what the memory link needs."""
     topology = _prepare(topology_file, run_dir)
-    transport = _transport(topology)
+    shared = make_transport(topology, ALL_NODES) if topology.link.transport == "memory" else None
     drafters = [] if no_drafter else [drafter.name for drafter in topology.drafters]
     targets = [target.name for target in topology.targets]
     waiting = len(drafters) + len(targets)
@@ -57,8 +57,8 @@ def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDra
 
     run_until_signal(
         [
-            *(_drafter(topology, name, run_dir, transport, ready) for name in drafters),
-            *(_target(topology, name, run_dir, transport, ready, not no_drafter) for name in targets),
+            *(_drafter(topology, name, run_dir, ready, shared) for name in drafters),
+            *(_target(topology, name, run_dir, ready, not no_drafter, shared) for name in targets),
         ]
     )
 
@@ -79,14 +79,19 @@ def _named(name: str, known: Sequence[str], topology_file: Path) -> None:
 
 
 def _drafter(
-    topology: Topology, name: str, run_dir: Path | None, transport: Transport, ready: Callable[[], None]
+    topology: Topology,
+    name: str,
+    run_dir: Path | None,
+    ready: Callable[[], None],
+    shared: Transport | None = None,
 ) -> Serve:
     async def serve(stop: anyio.Event) -> None:
         from paceline.edge.drafter import run_drafter
 
-        await run_drafter(
-            topology, topology.drafter(name), transport, key=_key(topology), run_dir=run_dir, ready=ready, stop=stop
-        )
+        async with _transport(topology, name, shared) as transport:
+            await run_drafter(
+                topology, topology.drafter(name), transport, key=_key(topology), run_dir=run_dir, ready=ready, stop=stop
+            )
 
     return serve
 
@@ -95,35 +100,30 @@ def _target(
     topology: Topology,
     name: str,
     run_dir: Path | None,
-    transport: Transport,
     ready: Callable[[], None],
     with_drafters: bool,
+    shared: Transport | None = None,
 ) -> Serve:
     async def serve(stop: anyio.Event) -> None:
         from paceline.cloud.target import run_target
 
-        await run_target(
-            topology,
-            topology.target(name),
-            transport,
-            key=_key(topology),
-            run_dir=run_dir,
-            with_drafters=with_drafters,
-            ready=ready,
-            stop=stop,
-        )
+        async with _transport(topology, name, shared) as transport:
+            await run_target(
+                topology,
+                topology.target(name),
+                transport,
+                key=_key(topology),
+                run_dir=run_dir,
+                with_drafters=with_drafters,
+                ready=ready,
+                stop=stop,
+            )
 
     return serve
 
 
-def _transport(topology: Topology) -> Transport:
-    if topology.link.transport == "memory":
-        from paceline.topology.links.memory import MemoryTransport
-
-        return MemoryTransport()
-    from paceline.topology.links.tcp import TcpTransport
-
-    return TcpTransport()
+def _transport(topology: Topology, name: str, shared: Transport | None) -> AbstractAsyncContextManager[Transport]:
+    return nullcontext(shared) if shared is not None else open_transport(topology, name)
 
 
 def _key(topology: Topology) -> bytes:

@@ -114,7 +114,7 @@ class Dials(Waiting):
         self._dial = instead or transport.dial
         transport.dial = self._counted  # type: ignore[method-assign]
 
-    async def _counted(self, address: str) -> Channel:
+    async def _counted(self, address: str, name: str | None = None) -> Channel:
         self.count += 1
         self.wake()
         return await self._dial(address)

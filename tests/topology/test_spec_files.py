@@ -35,17 +35,6 @@ def test_targets_on_another_machine_need_an_address_they_can_reach(tmp_path: Pat
     assert topology.security.key_file == key
 
 
-def test_encryption_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
-    """TLS is on unless `encrypt: false` is written; a version without it must not send plain bytes silently."""
-    key = tmp_path / "k"
-    key.write_text("secret")
-    key.chmod(0o600)
-    (line,) = problems(with_drafter("listen: 0.0.0.0:7070") + "security: {key_file: k}\n", tmp_path)
-    assert line.startswith(
-        "star.yaml:11:11: security.encrypt: TLS is not available in this version, and d listens beyond"
-    )
-
-
 def test_an_address_for_all_is_reached_over_loopback_on_one_machine(tmp_path: Path) -> None:
     """0.0.0.0 is no address to connect to."""
     key = tmp_path / "k"

@@ -17,12 +17,19 @@ class Channel(Protocol):
     peer_address: str  # for log lines
     bytes_in: int
     bytes_out: int
+    binding: (
+        bytes  # what both ends of this very pipe know and nobody in between can choose; b"" when there is no such thing
+    )
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, control: bool = False) -> None:
         """Queues one frame. Thread-safe, never blocks; silently drops once the channel is closed.
 
+        control: worth a transport's own retries (MQTT's QoS 1); drafts are not, for the next round makes up for them.
         Raises WireError for a frame over the limit, which the other end would refuse.
         """
+
+    def secure(self, key: bytes) -> None:
+        """After the handshake: a pipe that others can write into marks and checks each later frame with this key."""
 
     def receive(self, on_frame: Callable[[bytes], None], on_close: Callable[[str], None]) -> None:
         """Sets who is told (on the loop's thread) of each frame and, once, of the end with its reason.
@@ -46,8 +53,11 @@ class Listener(Protocol):
 class Transport(Protocol):
     """Makes channels."""
 
-    async def dial(self, address: str) -> Channel:
-        """Connects, or raises LinkClosed with a sentence saying why not."""
+    async def dial(self, address: str, name: str | None = None) -> Channel:
+        """Connects, or raises LinkClosed with a sentence saying why not. name: whose certificate must be there."""
 
     async def listen(self, address: str, on_channel: Callable[[Channel], None]) -> Listener:
         """Accepts until closed, telling `on_channel` on the loop; `UserError` when the address cannot be had."""
+
+    async def close(self) -> None:
+        """Lets go of what all channels share, such as a client of a broker."""

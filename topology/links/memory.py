@@ -26,6 +26,7 @@ class MemoryChannel:
         self.peer_address = peer_address
         self.bytes_in = 0
         self.bytes_out = 0
+        self.binding = b""
         self._loop = loop
         self._lock = Lock()  # guards what follows
         self._inbox: deque[bytes] = deque()
@@ -37,7 +38,7 @@ class MemoryChannel:
         self._on_frame: Callable[[bytes], None] | None = None
         self._on_close: Callable[[str], None] | None = None
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, control: bool = False) -> None:
         if len(frame) > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
         peer = self._peer
@@ -63,6 +64,9 @@ class MemoryChannel:
         self._finish("closed here")
         if self._peer is not None:
             self._peer._finish("closed by the peer")
+
+    def secure(self, key: bytes) -> None:
+        """A pair of threads has nobody in between."""
 
     def _put(self, frame: bytes) -> bool:
         with self._lock:
@@ -141,7 +145,7 @@ class MemoryTransport:
         self.listeners: dict[str, MemoryListener] = {}
         self._numbers = itertools.count(1)
 
-    async def dial(self, address: str) -> Channel:
+    async def dial(self, address: str, name: str | None = None) -> Channel:
         listener = self.listeners.get(address)
         if listener is None:
             raise LinkClosed(f"nothing listens at {address}")
@@ -160,3 +164,6 @@ class MemoryTransport:
             raise UserError(f"{address} is in use: choose another address")
         listener = self.listeners[address] = MemoryListener(self, address, on_channel)
         return listener
+
+    async def close(self) -> None:
+        """Channels share nothing."""

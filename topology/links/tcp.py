@@ -35,6 +35,7 @@ class TcpChannel(asyncio.BufferedProtocol):
         self.peer_address = "?"
         self.bytes_in = 0
         self.bytes_out = 0
+        self.binding = b""
         self._loop = asyncio.get_running_loop()
         self._on_open = on_open
         self._on_frame: Callable[[bytes], None] | None = None
@@ -61,7 +62,7 @@ class TcpChannel(asyncio.BufferedProtocol):
 
     # The channel, for any thread.
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, control: bool = False) -> None:
         if len(frame) > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
         data = len(frame).to_bytes(PREFIX_BYTES, "little") + frame
@@ -95,6 +96,9 @@ class TcpChannel(asyncio.BufferedProtocol):
                 return
             self._closing = self._deaf = True
             self._on_loop(self._close, "closed here")
+
+    def secure(self, key: bytes) -> None:
+        """A connection has two ends; nobody else can write into it."""
 
     # Writing.
 
@@ -257,7 +261,7 @@ class TcpTransport:
         self._server_tls = server_tls
         self._client_tls = client_tls
 
-    async def dial(self, address: str) -> Channel:
+    async def dial(self, address: str, name: str | None = None) -> Channel:
         host, port = split_address(address)
         try:
             _, channel = await asyncio.get_running_loop().create_connection(
@@ -284,6 +288,9 @@ class TcpTransport:
         listener.server = server
         listener.address = join_address(host, server.sockets[0].getsockname()[1])
         return listener
+
+    async def close(self) -> None:
+        """Connections share nothing."""
 
 
 def split_address(address: str) -> tuple[str, int]:
