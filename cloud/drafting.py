@@ -7,14 +7,15 @@ the next forward checks, and every doubt ends in "send from what the drafter say
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.cloud.drafters import Drafters, DrafterState, Policy
 from paceline.cloud.lanes import Lane
 from paceline.cloud.sessions import Session
-from paceline.core.percentiles import Window
 from paceline.topology.wire import (
     Close,
     Draft,
@@ -29,9 +30,6 @@ from paceline.topology.wire import (
     unpack_tokens,
 )
 
-FIRST_DEADLINE = 1.0
-DEADLINE_SAMPLES = 16
-MIN_DEADLINE, MAX_DEADLINE = 0.005, 2.0
 PROBE_INTERVAL = 1.0
 KEPT_SEND_TIMES = 8
 OK, WARMING, UNKNOWN = int(Status.OK), int(Status.WARMING), int(Status.UNKNOWN)  # plain ints compare faster
@@ -43,48 +41,14 @@ class DraftingConfig:
     """drafters: names in order of preference. deadline: seconds, or None for the measured one.
 
     max_tokens: of one session in one Draft; longer prompts go in several, each after the last one's answer.
+    policy: which of several drafters serves a session (drafters.py).
     """
 
     drafters: tuple[str, ...] = ()
     draft_length: int = 4
     deadline: float | None = None
     max_tokens: int = 16_384
-
-
-class DrafterState:
-    """One drafter as this target sees it. `send` is None while its link is down."""
-
-    def __init__(self, name: str, fixed_deadline: float | None) -> None:
-        self.name = name
-        self.send: Callable[[Message], bool] | None = None
-        self.epoch = 0
-        self.max_context = 0
-        self.max_draft_length = 0
-        self.handled = 0  # answers looked at, ever
-        self.arrivals = Window(256)
-        self._fixed_deadline = fixed_deadline
-        self._measured_deadline, self._measured_at = FIRST_DEADLINE, 0
-
-    @property
-    def up(self) -> bool:
-        return self.send is not None
-
-    def answered(self, seconds: float) -> None:
-        """A draft came so long after it was asked for. One past the deadline has it measured anew at once."""
-        self.arrivals.add(seconds)
-        if seconds > self._measured_deadline:
-            self._measured_at = -DEADLINE_SAMPLES
-
-    def deadline(self) -> float:
-        """Seconds to wait for a draft: 2 × the p99 of send→arrival, late replies included."""
-        if self._fixed_deadline is not None:
-            return self._fixed_deadline
-        if len(self.arrivals) < DEADLINE_SAMPLES:
-            return FIRST_DEADLINE
-        if self.arrivals.count - self._measured_at >= DEADLINE_SAMPLES:
-            self._measured_at = self.arrivals.count
-            self._measured_deadline = min(max(2 * self.arrivals.percentile(99), MIN_DEADLINE), MAX_DEADLINE)
-        return self._measured_deadline
+    policy: Policy = "failover"
 
 
 class Drafting:
@@ -93,9 +57,19 @@ class Drafting:
     def __init__(self, config: DraftingConfig, vocabulary_size: int) -> None:
         self.config = config
         self._vocabulary_size = vocabulary_size
-        self.drafters = {name: DrafterState(name, config.deadline) for name in config.drafters}
+        self._drafters = Drafters(config.drafters, config.policy, config.deadline)
         self.sessions: dict[int, Session] = {}
         self._ids = itertools.count(secrets.randbits(40) << 20)  # never reused, also by a restarted target
+
+    def reconfigure(self, config: DraftingConfig) -> None:
+        """Takes on another configuration; a session whose drafter is gone from it gets another one next time."""
+        self.config = config
+        self._drafters.configure(config.drafters, config.policy, config.deadline)
+
+    @property
+    def drafters(self) -> Mapping[str, DrafterState]:
+        """By name, in order of preference."""
+        return self._drafters.by_name
 
     # --- sessions
 
@@ -105,7 +79,7 @@ class Drafting:
     def open(self, session: Session, now: float) -> None:
         """The prompt goes to a drafter at once, so that both ends read it together."""
         self.sessions[session.id] = session
-        self._send({session: 0}, now)
+        self._send({session: 0} if self._assign(session, now) else {}, now)
 
     def close(self, sessions: Sequence[Session]) -> None:
         """Both ends forget the sessions."""
@@ -115,100 +89,135 @@ class Drafting:
             if session.drafts.drafter is not None:
                 by_drafter.setdefault(session.drafts.drafter, []).append(session.id)
         for name, ids in by_drafter.items():
-            drafter = self.drafters[name]
-            if drafter.send is not None:
+            drafter = self.drafters.get(name)
+            if drafter is not None and drafter.send is not None:
                 drafter.send(Close(drafter.epoch, ids))
 
-    def live(self) -> list[int]:
-        """Ids of the sessions a Ping lists; safe from any thread."""
-        return list(self.sessions)
+    def live(self, drafter: str | None = None) -> list[int]:
+        """Ids of the sessions that a Ping to that drafter (or to any) lists; safe from any thread."""
+        sessions = list(self.sessions.values())
+        return [session.id for session in sessions if drafter is None or session.drafts.drafter == drafter]
+
+    def _assign(self, session: Session, now: float) -> DrafterState | None:
+        """The session's drafter for its next Draft. One that moves leaves its old place, and gets a new id:
+        what was closed at a drafter stays closed there."""
+        drafter = self._drafters.choose(session, self.sessions, now)
+        if drafter is None or drafter.name == session.drafts.drafter:
+            return drafter
+        if session.drafts.drafter is not None:
+            self.close([session])
+            session.id = self.new_id()
+            self.sessions[session.id] = session
+        session.drafts.drafter = drafter.name
+        session.drafts.awaited = False
+        session.drafts.forget()
+        return drafter
 
     # --- links
 
     def link_up(self, name: str, welcome: Welcome, send: Callable[[Message], bool], now: float) -> None:
-        """A drafter is there: it holds nothing of ours, and what is open goes to it at once."""
-        drafter = self.drafters[name]
-        drafter.send, drafter.epoch = send, welcome.epoch
-        drafter.max_context, drafter.max_draft_length = welcome.max_context, welcome.max_draft_length
+        """A drafter is there: it holds nothing of ours, and what waits for one goes to it at once."""
+        drafter = self.drafters.get(name)
+        if drafter is None:
+            return
+        drafter.link_up(welcome, send, now)
         for session in self.sessions.values():
+            session.drafts.refused_until.pop(name, None)
             if session.drafts.drafter == name:
                 session.drafts.forget()
-                session.drafts.beyond = False
-                session.drafts.retry_at = 0.0
-        self._send({s: 0 for s in self.sessions.values() if s.drafts.drafter in (name, None)}, now)
+        self._open_again([s for s in self.sessions.values() if s.drafts.drafter == name or not self._served(s)], now)
 
-    def link_down(self, name: str) -> None:
-        """Nobody waits for it any more."""
-        self.drafters[name].send = None
-        for session in self.sessions.values():
-            if session.drafts.drafter == name:
-                session.drafts.awaited = False
-                session.drafts.forget()
+    def link_down(self, name: str, now: float) -> None:
+        """Nobody waits for it any more; its sessions move to another one at once."""
+        drafter = self.drafters.get(name)
+        if drafter is not None:
+            drafter.send = None
+        lost = [session for session in self.sessions.values() if session.drafts.drafter == name]
+        for session in lost:
+            session.drafts.awaited = False
+            session.drafts.forget()
+        self._open_again(lost, now)
+
+    def said_room(self, name: str, free_sessions: int) -> None:
+        """What a drafter says of its room, once a second."""
+        self._drafters.said_room(name, free_sessions, self.sessions)
+
+    def _served(self, session: Session) -> bool:
+        return self._drafters.of(session.drafts) is not None
+
+    def _open_again(self, sessions: Sequence[Session], now: float) -> None:
+        self._send({session: 0 for session in sessions if self._assign(session, now)}, now)
 
     # --- asking
 
     def request(self, lane: Lane, sessions: Sequence[Session], now: float) -> None:
         """Asks for the next drafts of a lane's `sessions` and sets until when the lane waits for them."""
         asked: dict[Session, int] = {}
+        patience = 0.0
         for session in sessions:
-            k = self._draft_length(session, self._drafter(session), now)
+            drafter = self._assign(session, now)
+            k = self._draft_length(session, drafter, now)
             session.drafts.wanted = k > 0
-            if k:
-                asked[session] = k
+            if drafter is None or not k:
+                continue
+            if not drafter.suspect:
+                session.drafts.awaited = session.drafts.caught_up
+                patience = max(patience, drafter.deadline())
+            elif now < drafter.probe_at:
+                continue
+            else:  # its answer ends the suspicion
+                drafter.probe_at = now + PROBE_INTERVAL
+            asked[session] = k
         if not asked:
             return
-        if lane.plain:
-            asked = self._probe(lane, asked, now)
-        drafters = self._send(asked, now)
-        if lane.plain or not drafters:
-            return
-        for session in asked:
-            session.drafts.awaited = session.drafts.caught_up
-        lane.deadline = now + max([drafter.deadline() for drafter in drafters])
+        unreached = self._send(asked, now)
+        for session in unreached:
+            session.drafts.awaited = False
+        if patience and len(unreached) < len(asked):
+            lane.deadline = now + patience
 
-    @staticmethod
-    def _probe(lane: Lane, asked: dict[Session, int], now: float) -> dict[Session, int]:
-        """One session's draft, now and then: its answer ends the lane's plain decoding."""
-        if now < lane.probe_at:
-            return {}
-        lane.probe_at = now + PROBE_INTERVAL
-        return dict([next(iter(asked.items()))])
+    def give_up(self, sessions: Sequence[Session], now: float) -> None:
+        """A lane goes: nothing of its sessions is awaited any more, and drafters that kept it waiting are noted."""
+        missed: dict[str, bool] = {}
+        for session in sessions:
+            state = session.drafts
+            if state.wanted and state.drafter is not None:
+                missed[state.drafter] = missed.get(state.drafter, False) or state.awaited
+            state.awaited = False
+        for name, late in missed.items():
+            drafter = self.drafters.get(name)
+            if drafter is None or drafter.suspect:
+                continue
+            if late:
+                drafter.missed(now)
+            else:
+                drafter.kept_up()
 
     def _draft_length(self, session: Session, drafter: DrafterState | None, now: float) -> int:
         state = session.drafts
-        if drafter is None or state.beyond or now < state.retry_at:
+        if drafter is None or now < state.refused_until.get(drafter.name, 0.0):
             return 0
         if not state.caught_up and state.unanswered_since is not None and now < state.unanswered_since + PROBE_INTERVAL:
             return 0  # one Draft at a time until it has caught up
         room = drafter.max_context - len(session.tokens)
         return max(0, min(self.config.draft_length, session.output.remaining - 1, drafter.max_draft_length, room))
 
-    def _drafter(self, session: Session) -> DrafterState | None:
-        """The session's drafter, or the first one that is up when it has none or has lost it."""
-        own = self.drafters.get(session.drafts.drafter or "")
-        if own is not None and own.send is not None:
-            return own
-        for drafter in self.drafters.values():
-            if drafter.up:
-                session.drafts.drafter = drafter.name
-                session.drafts.forget()
-                session.drafts.beyond = False
-                return drafter
-        return None
-
-    def _send(self, asked: dict[Session, int], now: float) -> list[DrafterState]:
-        """One Draft to each drafter concerned; returns those it went to."""
-        items: dict[str, list[DraftItem]] = {}
-        for session, k in asked.items():
-            drafter = self._drafter(session)
-            if drafter is not None and not session.drafts.beyond:
-                items.setdefault(drafter.name, []).append(self._item(session, k, now))
-        reached = []
-        for name, batch in items.items():
+    def _send(self, asked: dict[Session, int], now: float) -> list[Session]:
+        """One Draft to each drafter concerned; returns the sessions that did not get through."""
+        batches: dict[str, list[Session]] = {}
+        unreached = []
+        for session in asked:
+            drafter = self._drafters.of(session.drafts)
+            if drafter is None or now < session.drafts.refused_until.get(drafter.name, 0.0):
+                unreached.append(session)
+            else:
+                batches.setdefault(drafter.name, []).append(session)
+        for name, batch in batches.items():
             drafter = self.drafters[name]
-            if drafter.send is not None and drafter.send(Draft(drafter.epoch, batch)):
-                reached.append(drafter)
-        return reached
+            items = [self._item(session, asked[session], now) for session in batch]
+            if drafter.send is None or not drafter.send(Draft(drafter.epoch, items)):
+                unreached += batch
+        return unreached
 
     def _item(self, session: Session, k: int, now: float) -> DraftItem:
         state = session.drafts
@@ -236,31 +245,32 @@ class Drafting:
 
     # --- answers
 
-    def arrived(self, name: str, message: Drafted, now: float) -> list[Session]:
-        """Takes a drafter's answers. Returns the sessions whose draft is usable, or at least came in time."""
-        drafter = self.drafters[name]
+    def arrived(self, name: str, message: Drafted, now: float) -> None:
+        """Takes a drafter's answers. One that is usable, or at least came in time, ends its suspicion."""
+        drafter = self.drafters.get(name)
+        if drafter is None:
+            return
         drafter.handled += 1
         if message.epoch != drafter.epoch or not drafter.up:
-            return []
-        drafted, again, patience = [], {}, drafter.deadline()
+            return
+        again, patience = {}, drafter.deadline()
         for item in message.items:
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
                 continue
-            in_time = False
             sent = session.drafts.sent_at.pop(item.position, None)
+            in_time = False
             if sent is not None and item.status == OK:
                 drafter.answered(now - sent)
                 in_time = now - sent <= patience
-            if self._take(session, item, now):
-                again[session] = session.drafts.wanted * self._draft_length(session, self._drafter(session), now)
-            if in_time or session.drafts.proposal:
-                drafted.append(session)
+            if self._take(session, item, drafter, now):
+                again[session] = session.drafts.wanted * self._draft_length(session, drafter, now)
+            if drafter.suspect and (in_time or session.drafts.proposal):
+                drafter.kept_up()
         if again:
             self._send(again, now)
-        return drafted
 
-    def _take(self, session: Session, item: DraftedItem, now: float) -> bool:
+    def _take(self, session: Session, item: DraftedItem, drafter: DrafterState, now: float) -> bool:
         """Applies one answer. True when the drafter lacks tokens that are to be sent again at once."""
         state = session.drafts
         state.unanswered_since = None
@@ -282,9 +292,10 @@ class Drafting:
             if item.status == WARMING:
                 state.caught_up = False
             elif item.status == FULL:
-                state.retry_at = now + item.retry_after_ms / 1000.0
+                drafter.full_until = now + item.retry_after_ms / 1000.0
+                state.refused_until[drafter.name] = drafter.full_until
             elif item.status == BEYOND:
-                state.beyond = True
+                state.refused_until[drafter.name] = math.inf
         return advanced and state.cut
 
     def _propose(self, session: Session, item: DraftedItem) -> None:

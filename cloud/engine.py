@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from paceline.cloud.commit import Cut
 from paceline.cloud.drafting import Drafting, DraftingConfig, clear
-from paceline.cloud.events import Arrived, Cancel, Event, LinkDown, LinkUp, Submit
+from paceline.cloud.events import Arrived, Cancel, Event, LinkDown, LinkUp, Reconfigure, Room, Submit
 from paceline.cloud.lanes import Lane, Lanes
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.sessions import Session
@@ -70,7 +70,6 @@ class Engine:
         self._vocabulary_size = min(model.vocabulary_size, len(token_bytes))  # the tail may be padding
         self.drafting = Drafting(config.drafting, self._vocabulary_size)
         self.statistics = TargetStatistics()
-        self._speculates = bool(config.drafting.drafters) and config.drafting.draft_length > 0
         self._token_bytes = token_bytes
         self._publish = publish
         self._clock = clock or RealClock()
@@ -115,7 +114,7 @@ class Engine:
             self._flush()
             return False
         if lane is not None:
-            lane.give_up()
+            self.drafting.give_up(lane.sessions, self._clock.now())
         sessions = lane.sessions[:] if lane is not None else []
         verified = self._forward(sessions, chunks)
         done = self._commit(sessions, verified)
@@ -123,6 +122,11 @@ class Engine:
         self._send_drafts(lane, done.joined)
         self._publish_round(len(sessions), verified, done.cuts)
         return True
+
+    @property
+    def _speculates(self) -> bool:
+        drafting = self.config.drafting
+        return bool(drafting.drafters) and drafting.draft_length > 0
 
     @property
     def live_sessions(self) -> int:
@@ -160,20 +164,20 @@ class Engine:
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
         if isinstance(event, Arrived):
-            drafted = self.drafting.arrived(event.drafter, event.message, now)
-            for lane in self._lanes:
-                if lane.plain and any(session in lane.sessions for session in drafted):
-                    lane.speculate()
+            self.drafting.arrived(event.drafter, event.message, now)
         elif isinstance(event, Submit):
             self._waiting.append(event.request)
         elif isinstance(event, Cancel):
             self._cancel(event.request_id)
         elif isinstance(event, LinkUp):
             self.drafting.link_up(event.drafter, event.welcome, event.send, now)
-            for lane in self._lanes:
-                lane.speculate()
         elif isinstance(event, LinkDown):
-            self.drafting.link_down(event.drafter)
+            self.drafting.link_down(event.drafter, now)
+        elif isinstance(event, Room):
+            self.drafting.said_room(event.drafter, event.free_sessions)
+        elif isinstance(event, Reconfigure):
+            self.config = event.config
+            self.drafting.reconfigure(event.config.drafting)
         else:
             self._running = False
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.cloud.requests import Request
 from paceline.topology.wire import Drafted, Message, Welcome
+
+if TYPE_CHECKING:
+    from paceline.cloud.engine import EngineConfig
 
 
 class Submit(NamedTuple):
@@ -42,8 +45,21 @@ class Arrived(NamedTuple):
     message: Drafted
 
 
+class Room(NamedTuple):
+    """How many more sessions a drafter could hold, over all its targets."""
+
+    drafter: str
+    free_sessions: int
+
+
+class Reconfigure(NamedTuple):
+    """The topology was read again: draft length, deadline, prompt chunk and drafters change from the next round on."""
+
+    config: EngineConfig
+
+
 class Stop(NamedTuple):
     """End the loop."""
 
 
-Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Stop
+Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Room | Reconfigure | Stop

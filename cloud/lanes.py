@@ -6,41 +6,19 @@ from collections.abc import Iterator
 
 from paceline.cloud.sessions import Session
 
-MISSES_BEFORE_PLAIN = 3
-
 
 class Lane:
-    """Sessions in step. It waits for drafts until `deadline`, and not at all while it is `plain`."""
+    """Sessions in step. It waits for drafts until `deadline`."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.sessions: list[Session] = []
         self.deadline = 0.0
-        self.misses = 0
-        self.plain = False
-        self.probe_at = 0.0
         self.chunk_spent = False  # a prompt chunk has run since this lane's last round
 
     def ready(self, now: float) -> bool:
         """Every draft is here or given up."""
         return bool(self.sessions) and (now >= self.deadline or not any(s.drafts.awaited for s in self.sessions))
-
-    def give_up(self) -> None:
-        """Stops waiting. Three rounds with a miss in a row make the lane plain until a draft arrives."""
-        if not any(session.drafts.wanted for session in self.sessions):
-            return
-        missed = False
-        for session in self.sessions:
-            missed |= session.drafts.awaited
-            session.drafts.awaited = False
-        self.misses = self.misses + 1 if missed else 0
-        if self.misses >= MISSES_BEFORE_PLAIN:
-            self.plain = True
-
-    def speculate(self) -> None:
-        """A draft arrived, or the drafter returned: wait for drafts again."""
-        self.misses = 0
-        self.plain = False
 
 
 class Lanes:

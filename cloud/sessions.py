@@ -15,13 +15,13 @@ class DraftState:
     """What is known of a session's soft state at its drafter, and the draft that came from there.
 
     acknowledged: committed tokens the drafter said it holds; check: hash of exactly those.
+    refused_until: by drafter; for ever once the session is past its context window.
     caught_up: the drafter has read what was committed, so waiting for its drafts is worth while.
     """
 
     def __init__(self) -> None:
         self.drafter: str | None = None
-        self.beyond = False
-        self.retry_at = 0.0
+        self.refused_until: dict[str, float] = {}  # drafters that have no place for it, and until when
         self.awaited = False
         self.wanted = False  # the last round asked for a draft
         self.cut = False  # the last Draft held only a part of what was committed

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline.cloud.api.service import CompletionService
 from paceline.cloud.api.serving import bind, serve
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import Engine, EngineConfig
-from paceline.cloud.events import Arrived, LinkDown, LinkUp, Stop
+from paceline.cloud.events import Arrived, LinkDown, LinkUp, Room, Stop
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel, toy_vocabulary
 from paceline.core.errors import PacelineError
 from paceline.core.model import PackedModel
@@ -29,7 +30,7 @@ from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
-from paceline.topology.wire import Drafted, Error, Hello, Message, Welcome
+from paceline.topology.wire import Drafted, Error, Hello, Message, Pong, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +51,16 @@ class TargetLinks:
 
     def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
         assert isinstance(greeting, Welcome)
-        self._put[peer.name] = self._engine.drafting.drafters[peer.name].handled
+        self._put[peer.name] = self._handled(peer)
         self._engine.inbox.put(LinkUp(peer.name, greeting, peer.send))
 
     def on_message(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Pong):
+            self._engine.inbox.put(Room(peer.name, message.free_sessions))
         if not isinstance(message, Drafted) or not peer.up:
             return
         self._put[peer.name] += 1
-        unread = self._put[peer.name] - self._engine.drafting.drafters[peer.name].handled
+        unread = self._put[peer.name] - self._handled(peer)
         if unread > MAX_UNREAD or len(message.items) > self._engine.config.max_sessions:
             fields = {"event": "flood", "drafter": peer.name, "address": peer.address}
             log.warning("drafter %s floods this target with answers; its link is closed", peer.name, extra=fields)
@@ -67,6 +70,11 @@ class TargetLinks:
 
     def on_down(self, peer: Peer, reason: str) -> None:
         self._engine.inbox.put(LinkDown(peer.name))
+
+    def _handled(self, peer: Peer) -> int:
+        """Answers of the drafter that the engine has looked at; it may not know a new drafter yet."""
+        drafter = self._engine.drafting.drafters.get(peer.name)
+        return drafter.handled if drafter is not None else 0
 
 
 async def run_target(
@@ -105,7 +113,7 @@ async def run_target(
             topology.link_address(drafter, spec),
             identity,
             links,
-            engine.drafting.live,
+            partial(engine.drafting.live, drafter.name),
             drafter=drafter.name,
         )
         for drafter in drafters
@@ -138,6 +146,7 @@ def _engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineC
         drafters=tuple(drafter.name for drafter in drafters),
         draft_length=int(spec.draft_length),
         deadline=spec.deadline,
+        policy=spec.drafters.policy,
     )
     return EngineConfig(int(spec.lanes), spec.max_sessions, spec.prefill_chunk, drafting)
 

@@ -135,7 +135,13 @@ async def run_drafter(
     thread.start()
     try:
         async with anyio.create_task_group() as tasks:
-            server = DrafterServer(transport, topology.link_address(spec), identity, links)
+            server = DrafterServer(
+                transport,
+                topology.link_address(spec),
+                identity,
+                links,
+                free_sessions=lambda: max(0, spec.max_sessions - len(service.sessions)),
+            )
             address = await tasks.start(server.run)
             tasks.start_soon(status.keep, snapshot)
             log.info("drafter %s listens at %s", spec.name, address, extra={"event": "ready", "drafter": spec.name})

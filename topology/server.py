@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskStatus
@@ -41,8 +42,13 @@ class DrafterServer:
         handshake_limit: float = HANDSHAKE_SECONDS,
         silence_limit: float = SILENCE_SECONDS,
         max_strangers: int = MAX_STRANGERS,
+        free_sessions: Callable[[], int] = lambda: -1,
     ) -> None:
-        """All times in seconds. `silence_limit`: a target unheard of for so long is dropped."""
+        """All times in seconds. `silence_limit`: a target unheard of for so long is dropped.
+
+        free_sessions: how many more the drafter could hold, told with every Pong; -1 where nobody knows.
+        """
+        self.free_sessions = free_sessions
         self.address = address  # the real one once listening
         self.identity = identity
         self._transport = transport
@@ -204,7 +210,7 @@ class _Link:
 
     def _on_message(self, peer: Peer, message: Message) -> None:
         if isinstance(message, Ping):
-            peer.send(Pong(message.time_us))
+            peer.send(Pong(message.time_us, self._server.free_sessions()))
             self._server.handler.on_message(peer, message)
         elif isinstance(message, (Draft, Close, Pong)):
             self._server.handler.on_message(peer, message)

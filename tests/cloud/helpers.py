@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from paceline.cloud.drafters import Policy
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import Engine, EngineConfig
 from paceline.cloud.events import Arrived, LinkDown, LinkUp, Submit
@@ -83,7 +84,12 @@ class FakeDrafter:
         self.frames: list[bytes] = []
         self.oracle: Callable[[DraftItem], DraftedItem | None] | None = None
         self.welcome = Welcome(
-            welcome.get("epoch", EPOCH), "fake", "fake", 99, welcome.get("context", 4096), welcome.get("longest", 16)
+            welcome.get("epoch", EPOCH),
+            "fake",
+            "fake",
+            welcome.get("sessions", 99),
+            welcome.get("context", 4096),
+            welcome.get("longest", 16),
         )
 
     def up(self) -> None:
@@ -140,12 +146,13 @@ class Bench:
         k: int = 4,
         deadline: float | None = 0.1,
         slots: int = 4096,
+        policy: Policy = "failover",
         **config: int,
     ) -> None:
         self.clock = ManualClock(100.0)
         self.model = StrictModel(kv_slots=slots)
         max_tokens = config.pop("max_tokens", 16_384)
-        drafting = DraftingConfig(tuple(drafters), k, deadline, max_tokens)
+        drafting = DraftingConfig(tuple(drafters), k, deadline, max_tokens, policy)
         self.engine = Engine(
             self.model, TOKEN_BYTES, EngineConfig(drafting=drafting, **config), self.publish, self.clock
         )
@@ -175,10 +182,14 @@ class Bench:
                 self.clock.advance(0.01)
         raise AssertionError("it does not end")
 
-    def opened(self, request: Request | None = None) -> tuple[FakeDrafter, Request, list[int]]:
+    def opened_first(self, name: str) -> tuple[FakeDrafter, Request, list[int]]:
+        """As `opened`, of a drafter by that name, with a longer text."""
+        return self.opened(ask(max_tokens=200), name)
+
+    def opened(self, request: Request | None = None, name: str = "d") -> tuple[FakeDrafter, Request, list[int]]:
         """A fake drafter and one session that has its first token and awaits a draft."""
         request = request or ask()
-        drafter = FakeDrafter(self)
+        drafter = FakeDrafter(self, name)
         drafter.up()
         self.submit(request)
         assert self.engine.step()  # the prompt

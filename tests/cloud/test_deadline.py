@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cloud.drafting import DrafterState
+from paceline.cloud.drafters import DrafterState
 
 from .helpers import VOCABULARY, Bench, ask
 

@@ -61,8 +61,10 @@ def test_sessions_go_to_the_next_drafter_when_theirs_is_gone() -> None:
     drafter.down()
     assert bench.engine.step()
     item = second.last()
-    assert (item.base, item.prompt_length, item.sampling) == (0, 3, request.sampling)
-    second.answer(item, text[len(bench.ids["r"]) :][:4])
+    assert (item.base, item.k, item.prompt_length, item.sampling) == (0, 0, 3, request.sampling)
+    second.answer(item)  # it has read all of it
+    assert bench.engine.step()
+    second.answer(second.last(), text[len(bench.ids["r"]) :][:4])
     assert bench.engine.step()
     assert bench.engine.statistics.emitted_with_draft == 5
 
