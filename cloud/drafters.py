@@ -127,8 +127,8 @@ class Drafters:
     def choose(self, session: Session, sessions: Mapping[int, Session], now: float) -> DrafterState | None:
         """Who is to draft for a session from now on; its present drafter where nobody else would do better."""
         own = self.of(session.drafts)
-        content = own is not None and own.reliable(now) and _has_place(own, session, now)
-        if content and (self.policy == "spread" or own is self._first):
+        content = own is not None and not own.suspect and _has_place(own, session, now)
+        if content and (own is self._first or self.policy == "spread"):
             return own
         places = [drafter for drafter in self.by_name.values() if drafter.up and _has_place(drafter, session, now)]
         able = [drafter for drafter in places if drafter.reliable(now)]

@@ -162,6 +162,8 @@ def _snapshot(engine: Engine, connections: Sequence[DrafterConnection]) -> dict[
         "live_sessions": engine.live_sessions,
         "queued": engine.queued,
         "drafters": {name: drafter.up for name, drafter in engine.drafting.drafters.items()},
+        "sessions_at": {name: len(engine.drafting.live(name)) for name in engine.drafting.drafters},
+        "suspect": [name for name, drafter in engine.drafting.drafters.items() if drafter.suspect],
         "link_trouble": {c.drafter: c.trouble for c in connections if c.trouble},
         "rtt_ms": {c.peer.name: c.rtt * 1000.0 for c in connections if c.peer and c.rtt is not None},
     }

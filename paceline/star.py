@@ -45,7 +45,7 @@ class Star:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
             calls = [
-                complete(client, self._endpoint(name), prompt, options, progress)
+                complete(client, self.endpoint(name), prompt, options, progress)
                 for prompt, name in zip(prompts, itertools.cycle(names), strict=False)
             ]
             everything: asyncio.Future[list[Completion]] = asyncio.gather(*calls)
@@ -61,7 +61,7 @@ class Star:
                 with contextlib.suppress(asyncio.CancelledError, PacelineError):
                     await everything
 
-    def _endpoint(self, target: str) -> Endpoint:
+    def endpoint(self, target: str) -> Endpoint:
         """Where this machine finds a target's API, and what it wants to be shown."""
         api = self.topology.target(target).api
         key = api.key_file.read_text().strip() if api.key_file is not None else None

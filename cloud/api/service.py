@@ -131,6 +131,7 @@ class CompletionService:
             "drafters": {
                 name: "up" if drafter.up else "down" for name, drafter in self.engine.drafting.drafters.items()
             },
+            "sessions_at": {name: len(self.engine.drafting.live(name)) for name in self.engine.drafting.drafters},
         }
         if failure is not None:
             facts["error"] = str(failure)

@@ -148,6 +148,7 @@ async def test_health_of_a_target_with_drafters(running: Any) -> None:
             "live_sessions": 0,
             "queued": 0,
             "drafters": {"orin-1": "up", "orin-2": "down"},
+            "sessions_at": {"orin-1": 0, "orin-2": 0},
         }
         target.engine.inbox.put(LinkDown("orin-1"))
         calls = [asyncio.create_task(_read_all(target.client, LONG)) for _ in range(2)]
