@@ -10,9 +10,10 @@ from random import Random
 
 from random_worlds import VOCABULARY, Plan, random_request
 
+from paceline.cloud.drafters import Policy
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import Engine, EngineConfig
-from paceline.cloud.events import Arrived, Cancel, LinkDown, LinkUp, Submit
+from paceline.cloud.events import Arrived, Cancel, LinkDown, LinkUp, Reconfigure, Room, Submit
 from paceline.cloud.requests import Delta
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import ToyLanguage, ToyModel
@@ -49,8 +50,73 @@ class Outcome:
     finish_reason: str | None = None
 
 
+class Remote:
+    """One drafter and the link to it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.link = 0
+        self.up_at: float | None = 0.0
+        self.epoch = 0
+        self.service = self._start()
+
+    def _start(self) -> DrafterService:
+        world = self.world
+        self.epoch += 1
+        language = replace(world.language, agreement=world.plan.agreement)
+        context = world.plan.drafter_context
+        draft_model = ToyModel(language, max_context=context, kv_slots=1 << 15, clock=world.clock)
+        strategy = DraftModel(EmulatedRuntime(draft_model))
+        return DrafterService(strategy, world.clock, world.plan.limits, self._reply, self.epoch)
+
+    def _link_up(self) -> None:
+        self.link += 1
+        link, limits = self.link, self.world.plan.limits
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "identity", "t", bytes(32), "", VOCABULARY)
+        self.service.inbox.put(PeerUp("t", hello))
+        welcome = Welcome(
+            self.epoch, "emulated", "draft_model", limits.max_sessions, self.service.max_context, MAX_DRAFT_LENGTH
+        )
+        self.world.put(LinkUp(self.name, welcome, lambda message: self.carry(message, link, True)))
+        self.up_at = None
+
+    def _reply(self, name: str, message: Message) -> None:
+        self.carry(self.world.spoiled(message), self.link, False)
+
+    def carry(self, message: Message, link: int, to_drafter: bool) -> bool:
+        """Puts a message on its way, if the link is up."""
+        if link != self.link or self.up_at is not None:
+            return False
+        self.world.send(self, encode(message), link, to_drafter)
+        return True
+
+    def misfortune(self) -> None:
+        """What goes wrong in this millisecond."""
+        world, random, faults, now = self.world, self.world.random, self.world.plan.faults, self.world.clock.now()
+        if self.up_at is not None:
+            if now >= self.up_at:
+                self._link_up()
+        elif random.random() < faults.restart:
+            world.seen["restarts"] += 1
+            self.service = self._start()
+            if random.random() < 0.5:
+                world.put(LinkDown(self.name))
+            self._link_up()
+        elif random.random() < faults.outage:
+            world.seen["outages"] += 1
+            world.put(LinkDown(self.name))
+            self.up_at = now + random.uniform(0.0, 0.3)
+        elif random.random() < faults.room:
+            world.seen["claims of room"] += 1
+            world.put(Room(self.name, random.randint(-2, world.plan.limits.max_sessions + 2)))
+
+    def ping(self) -> None:
+        live = self.world.engine.drafting.live(self.name)
+        self.carry(Ping(int(self.world.clock.now() * 1e6), live), self.link, True)
+
+
 class World:
-    """One target, one drafter and everything that goes wrong between them; time is virtual."""
+    """One target, its drafters and everything that goes wrong between them; time is virtual."""
 
     def __init__(self, plan: Plan, requests: int = 48) -> None:
         self.plan = plan
@@ -59,7 +125,10 @@ class World:
         self.seen: Counter[str] = Counter()
         self.language = ToyLanguage(VOCABULARY, seed=plan.seed)
         self.model = ToyModel(self.language, kv_slots=plan.target_slots, clock=self.clock)
-        drafting = DraftingConfig(("d",), deadline=plan.deadline, max_tokens=plan.max_tokens_in_draft)
+        names = tuple("d" * (index + 1) for index in range(plan.drafters))
+        drafting = DraftingConfig(
+            names, deadline=plan.deadline, max_tokens=plan.max_tokens_in_draft, policy=plan.policy
+        )
         self.engine = Engine(
             self.model,
             TOKEN_BYTES,
@@ -67,47 +136,20 @@ class World:
             self._publish,
             self.clock,
         )
+        self.put = self.engine.inbox.put
         self.requests = [random_request(self.random, f"r{index}") for index in range(requests)]
         self.outputs: dict[str, Outcome] = {request.id: Outcome() for request in self.requests}
         self._unsubmitted = list(self.requests)
         self._cancel_at: list[tuple[float, str]] = []
-        self._wires: list[tuple[float, int, int, bool, bytes]] = []  # due, order, link, to the drafter, frame
+        self._wires: list[tuple[float, int, Remote, int, bool, bytes]] = []  # due, order, …, link, to it, frame
         self._order = itertools.count()
-        self._link = 0
-        self._up_at: float | None = 0.0
         self._pinged_at = 0.0
-        self.epoch = 0
-        self.service = self._start_drafter()
+        self.remotes = [Remote(self, name) for name in names]
 
-    # --- the drafter and its link
+    # --- links
 
-    def _start_drafter(self) -> DrafterService:
-        self.epoch += 1
-        language = replace(self.language, agreement=self.plan.agreement)
-        draft_model = ToyModel(language, max_context=self.plan.drafter_context, kv_slots=1 << 15, clock=self.clock)
-        strategy = DraftModel(EmulatedRuntime(draft_model))
-        return DrafterService(strategy, self.clock, self.plan.limits, self._reply, self.epoch)
-
-    def _link_up(self) -> None:
-        self._link += 1
-        link = self._link
-        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "identity", "t", bytes(32), "", VOCABULARY)
-        self.service.inbox.put(PeerUp("t", hello))
-        welcome = Welcome(
-            self.epoch,
-            "emulated",
-            "draft_model",
-            self.plan.limits.max_sessions,
-            self.service.max_context,
-            MAX_DRAFT_LENGTH,
-        )
-        self.engine.inbox.put(LinkUp("d", welcome, lambda message: self._carry(message, link, True)))
-        self._up_at = None
-
-    def _reply(self, name: str, message: Message) -> None:
-        self._carry(self._spoiled(message), self._link, False)
-
-    def _spoiled(self, message: Message) -> Message:
+    def spoiled(self, message: Message) -> Message:
+        """The message, or nonsense in its place."""
         if not isinstance(message, Drafted) or self.random.random() >= self.plan.faults.nonsense:
             return message
         self.seen["nonsense"] += 1
@@ -118,9 +160,8 @@ class World:
             items.append(replace_item(item, tokens[:MAX_DRAFT_LENGTH]))
         return Drafted(message.epoch, items)
 
-    def _carry(self, message: Message, link: int, to_drafter: bool) -> bool:
-        if link != self._link or self._up_at is not None:
-            return False
+    def send(self, remote: Remote, frame: bytes, link: int, to_drafter: bool) -> None:
+        """A frame leaves: not at all, once or several times, sooner or later."""
         faults, random = self.plan.faults, self.random
         self.seen["messages"] += 1
         copies = 1
@@ -130,25 +171,24 @@ class World:
         elif random.random() < faults.doubling:
             copies = random.randint(2, 3)
             self.seen["doubled"] += 1
-        frame = encode(message)
         for _ in range(copies):
             delay = faults.latency * random.uniform(0.5, 1.5)
             if random.random() < faults.slow:
                 delay += random.uniform(0.0, 0.3)
                 self.seen["delayed"] += 1
-            heapq.heappush(self._wires, (self.clock.now() + delay, next(self._order), link, to_drafter, frame))
-        return True
+            due = self.clock.now() + delay
+            heapq.heappush(self._wires, (due, next(self._order), remote, link, to_drafter, frame))
 
     def _deliver(self) -> None:
         now = self.clock.now()
         while self._wires and self._wires[0][0] <= now:
-            _, _, link, to_drafter, frame = heapq.heappop(self._wires)
+            _, _, remote, link, to_drafter, frame = heapq.heappop(self._wires)
             message = decode(frame)
             if to_drafter:
-                self.service.inbox.put(Received("t", message))  # also of an older link: epochs must tell
+                remote.service.inbox.put(Received("t", message))  # also of an older link: epochs must tell
             elif isinstance(message, Drafted):
-                self.seen["old link"] += link != self._link
-                self.engine.inbox.put(Arrived("d", message))
+                self.seen["old link"] += link != remote.link
+                self.put(Arrived(remote.name, message))
 
     # --- time
 
@@ -160,36 +200,34 @@ class World:
 
     def turn(self) -> None:
         """A millisecond: what goes wrong, what arrives, and both loops."""
-        self._misfortune()
+        for remote in self.remotes:
+            remote.misfortune()
+        self._reconfigure()
         self._arrivals()
         self._deliver()
         self.engine.drafting.config = replace(
             self.engine.drafting.config, draft_length=self.random.choice([0, 1, 2, 4, 4, 6, 8, 16])
         )
         self.engine.step()
-        for _ in range(4):
-            if not self.service.step():
-                break
+        for remote in self.remotes:
+            for _ in range(4):
+                if not remote.service.step():
+                    break
         self.clock.advance(TICK)
 
-    def _misfortune(self) -> None:
-        random, faults, now = self.random, self.plan.faults, self.clock.now()
-        if self._up_at is not None:
-            if now >= self._up_at:
-                self._link_up()
-        elif random.random() < faults.restart:
-            self.seen["restarts"] += 1
-            self.service = self._start_drafter()
-            if random.random() < 0.5:
-                self.engine.inbox.put(LinkDown("d"))
-            self._link_up()
-        elif random.random() < faults.outage:
-            self.seen["outages"] += 1
-            self.engine.inbox.put(LinkDown("d"))
-            self._up_at = now + random.uniform(0.0, 0.3)
+    def _reconfigure(self) -> None:
+        """Pings, and now and then another order of drafters, another policy."""
+        now = self.clock.now()
         if now - self._pinged_at >= 1.0:
             self._pinged_at = now
-            self._carry(Ping(int(now * 1e6), self.engine.drafting.live()), self._link, True)
+            for remote in self.remotes:
+                remote.ping()
+        if self.random.random() < self.plan.faults.reconfiguration:
+            self.seen["reconfigurations"] += 1
+            names = self.random.sample([remote.name for remote in self.remotes], len(self.remotes))
+            policy: Policy = self.random.choice(["failover", "spread"])
+            drafting = replace(self.engine.config.drafting, drafters=tuple(names), policy=policy)
+            self.put(Reconfigure(replace(self.engine.config, drafting=drafting)))
 
     def _arrivals(self) -> None:
         now = self.clock.now()
@@ -215,14 +253,15 @@ class World:
 
     def leaks(self) -> list[str]:
         """What is still held at either end once a last Ping has arrived."""
-        self.service.inbox.put(Received("t", Ping(0, self.engine.drafting.live())))
-        while self.service.step():
-            pass
+        for remote in self.remotes:
+            remote.service.inbox.put(Received("t", Ping(0, self.engine.drafting.live(remote.name))))
+            while remote.service.step():
+                pass
         held = {
             "sessions at the target": self.engine.live_sessions,
             "spans at the target": len(self.model._states),
             "soft states at the target": len(self.engine.drafting.sessions),
-            "sessions at the drafter": len(self.service.sessions),
+            "sessions at drafters": sum(len(remote.service.sessions) for remote in self.remotes),
         }
         return [f"world {self.plan.seed}: {count} {what}" for what, count in held.items() if count]
 

@@ -1,12 +1,12 @@
-"""Does any token differ? Target and drafter over a link that loses, doubles, reorders, delays; against plain decoding.
+"""Does any token differ? A target and its drafters over links that lose, double, reorder and delay.
 
     python benchmarks/identity.py --tokens 1000000
 
-Real engine, real drafter service, real frames; emulated float64 models and a virtual clock. A world is one target with
-random lanes, draft lengths (0..16), deadlines, memory and fault rates, and some dozens of requests with random sampling
-parameters, prompts, lengths and seeds. Drafters restart under a new epoch, sessions are evicted, requests are
-cancelled, and some proposals are replaced by nonsense. Every request's ids, text and end are compared with a sampler
-that knows nothing of rounds.
+Real engine, real drafter services, real frames; emulated float64 models and a virtual clock. A world is one target
+with one to three drafters, random lanes, draft lengths (0..16), policies, deadlines, memory and fault rates, and some
+dozens of requests with random sampling parameters, prompts, lengths and seeds. Drafters restart under a new epoch,
+sessions move between them, are evicted, requests are cancelled, and some proposals are replaced by nonsense. Every
+request's ids, text and end are compared with plain decoding by a sampler that knows nothing of rounds.
 """
 
 from __future__ import annotations

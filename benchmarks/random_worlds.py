@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from paceline.cloud.drafters import Policy
 from paceline.cloud.requests import Request
 from paceline.core.sampling import Sampling
 from paceline.edge.events import Limits
@@ -23,6 +24,8 @@ class Faults:
     latency: float = 0.0  # seconds, one way, jittered
     restart: float = 0.0  # a ms: a new epoch
     outage: float = 0.0  # a ms: the link is gone for up to 0.3 s
+    room: float = 0.0  # a ms: a drafter says how much room it has, truly or not
+    reconfiguration: float = 0.0  # a ms: another order of drafters, another policy
     cancellation: float = 0.0  # a request
 
 
@@ -33,6 +36,8 @@ class Plan:
     seed: int
     faults: Faults
     lanes: int = 1
+    drafters: int = 1
+    policy: Policy = "failover"
     deadline: float | None = None
     agreement: float = 0.7
     target_sessions: int = 32
@@ -58,12 +63,16 @@ def random_plan(seed: int) -> Plan:
         latency=random.choice([0.0, 0.001, 0.01]),
         restart=sometimes(0.005),
         outage=sometimes(0.004),
+        room=sometimes(0.01),
+        reconfiguration=sometimes(0.003),
         cancellation=sometimes(0.2),
     )
     return Plan(
         seed=seed,
         faults=faults,
         lanes=random.randint(1, 4),
+        drafters=random.choice([1, 1, 2, 3]),
+        policy=random.choice(["failover", "spread"]),
         deadline=random.choice([None, None, None, 0.02, 0.1, 0.004]),
         agreement=random.choice([0.0, 0.5, 0.8, 0.95, 1.0]),
         target_sessions=random.choice([3, 16, 32]),

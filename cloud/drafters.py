@@ -151,7 +151,7 @@ class Drafters:
 
         def taken(drafter: DrafterState) -> tuple[float, int]:
             share = (mine[drafter.name] + drafter.others) / max(1, drafter.max_sessions)
-            return share, zlib.crc32(f"{session.id} {drafter.name}".encode())
+            return share, zlib.crc32(f"{session.request.id} {drafter.name}".encode())
 
         return min(able, key=taken)
 
