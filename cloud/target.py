@@ -30,6 +30,7 @@ from paceline.topology.links.base import Transport
 from paceline.topology.peer import Peer
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
+from paceline.topology.tls import api_files
 from paceline.topology.wire import Drafted, Error, Hello, Message, Pong, Welcome
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ async def run_target(
     """Serves until `stop`. UserError when the model, the port or the key is not to be had."""
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
+    certificate = api_files(topology.security, spec)
     loaded = await load_or_stop(stop, f"load {spec.name}", lambda: load_target(spec))
     if loaded is None:
         return
@@ -125,7 +127,7 @@ async def run_target(
             for connection in connections:
                 tasks.start_soon(connection.run)
             status = StatusFile(run_dir, "target", spec.name)
-            async with serve(app, listen, grace=STOP_GRACE_SECONDS) as url:
+            async with serve(app, listen, grace=STOP_GRACE_SECONDS, certificate=certificate) as url:
                 tasks.start_soon(status.keep, lambda: _snapshot(engine, connections))
                 log.info("target %s serves %s", spec.name, url, extra={"event": "ready", "target": spec.name})
                 ready()
@@ -181,7 +183,7 @@ def load_target(spec: TargetSpec) -> tuple[PackedModel, Vocabulary]:
     if spec.engine == "emulated":
         profile = spec.profile or Profile()
         language = ToyLanguage(profile.vocabulary_size, profile.seed)
-        pace = Pace(forward_ms=profile.verify_ms)
+        pace = Pace(tokens=profile.verify_ms)
         slots = spec.max_sessions * spec.max_context
         model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
         return model, toy_vocabulary(profile.vocabulary_size)

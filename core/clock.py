@@ -26,6 +26,11 @@ class RealClock:
         time.sleep(seconds)
 
 
+def wall_us() -> int:
+    """Microseconds since 1970 as this machine has it: for logs and for comparing machines, never for measuring."""
+    return time.time_ns() // 1000
+
+
 class ManualClock:
     """A clock that moves only when told to; for tests and simulations."""
 

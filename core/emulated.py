@@ -17,6 +17,7 @@ import numpy as np
 from paceline.core.clock import Clock, RealClock
 from paceline.core.errors import PacelineError
 from paceline.core.model import Segment, Span
+from paceline.core.profile import StepTimes
 from paceline.core.sampling import GOLDEN, MASK64, gumbel, mix, signed
 from paceline.core.vocabulary import Vocabulary
 
@@ -63,13 +64,22 @@ class ToyLanguage:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long one forward takes: milliseconds a pass, and for each token in it."""
+    """How long one forward takes, in milliseconds.
 
-    forward_ms: float = 0.0
+    forward_ms: a pass, over the sequences in it. tokens: a pass, over all tokens in it; the two add up.
+    token_ms: more for each token.
+    """
+
+    forward_ms: float | StepTimes = 0.0
     token_ms: float = 0.0
+    tokens: StepTimes | None = None
 
-    def seconds(self, tokens: int) -> float:
-        return (self.forward_ms + self.token_ms * tokens) / 1000.0
+    def seconds(self, tokens: int, sequences: int = 1) -> float:
+        """Of one pass over so many tokens of so many sequences."""
+        pass_ms = self.forward_ms.ms(sequences) if isinstance(self.forward_ms, StepTimes) else self.forward_ms
+        if self.tokens is not None:
+            pass_ms += self.tokens.ms(tokens)
+        return (pass_ms + self.token_ms * tokens) / 1000.0
 
 
 class ToyModel:
@@ -115,7 +125,7 @@ class ToyModel:
         for segment in segments:
             wanted.extend(self._extend(segment))
         logits = self.language.rows(wanted) if wanted else np.zeros((0, self.vocabulary_size))
-        due = started + self._pace.seconds(sum(len(segment.tokens) for segment in segments))
+        due = started + self._pace.seconds(sum(len(segment.tokens) for segment in segments), len(segments))
         remaining = due - self._clock.now()
         if remaining > 0:
             self._clock.sleep(remaining)

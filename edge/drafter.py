@@ -38,47 +38,6 @@ class Loaded(NamedTuple):
     vocabulary: VocabularyIdentity | None
 
 
-class DrafterLinks:
-    """Turns what happens on the links into events of the service, and its replies into messages."""
-
-    def __init__(self) -> None:
-        self.service: DrafterService | None = None
-        self._peers: dict[str, Peer] = {}
-        self._gone_in = 0
-        self._gone_out = 0
-
-    def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
-        assert isinstance(greeting, Hello) and self.service is not None
-        self._peers[peer.name] = peer
-        self.service.inbox.put(PeerUp(peer.name, greeting))
-
-    def on_message(self, peer: Peer, message: Message) -> None:
-        assert self.service is not None
-        self.service.inbox.put(Received(peer.name, message))
-
-    def on_down(self, peer: Peer, reason: str) -> None:
-        assert self.service is not None
-        self._gone_in += peer.bytes_in
-        self._gone_out += peer.bytes_out
-        if self._peers.get(peer.name) is peer:
-            del self._peers[peer.name]
-        self.service.inbox.put(PeerDown(peer.name))
-
-    def reply(self, target: str, message: Message) -> None:
-        """On the service's thread; a target that left a moment ago misses nothing."""
-        peer = self._peers.get(target)
-        if peer is not None:
-            peer.send(message)
-
-    def bytes(self) -> dict[str, int]:
-        """Since start, over all targets."""
-        peers = list(self._peers.values())
-        return {
-            "bytes_in": self._gone_in + sum(peer.bytes_in for peer in peers),
-            "bytes_out": self._gone_out + sum(peer.bytes_out for peer in peers),
-        }
-
-
 async def run_drafter(
     topology: Topology,
     spec: DrafterSpec,
@@ -172,7 +131,8 @@ def load_strategy(spec: DrafterSpec) -> Loaded:
 
         profile = spec.profile or Profile()
         language = ToyLanguage(profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice)
-        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=Pace(forward_ms=profile.step_ms))
+        pace = Pace(profile.step_ms, profile.prompt_token_ms)
+        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
         return Loaded(DraftModel(EmulatedRuntime(model)), toy_vocabulary(profile.vocabulary_size).identity)
     from paceline.core.lm.loading import load, local_folder
     from paceline.edge.runtimes.torch import TorchRuntime

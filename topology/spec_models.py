@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.core.profile import StepTimes
 from paceline.topology import spec_values as v
 from paceline.topology.spec_values import Address, words
 
@@ -66,10 +67,12 @@ class Host(Section):
 class Profile(Section):
     """Step times and agreement of an emulated model."""
 
-    step_ms: v.Milliseconds = 2.0
-    """Milliseconds of one draft step."""
-    verify_ms: v.Milliseconds = 20.0
-    """Milliseconds of one verification pass."""
+    step_ms: v.StepMilliseconds = StepTimes.constant(2.0)
+    """Milliseconds of one draft step; a number, or numbers by sequences in the step."""
+    verify_ms: v.StepMilliseconds = StepTimes.constant(20.0)
+    """Milliseconds of one verification pass; a number, or numbers by tokens in the pass."""
+    prompt_token_ms: v.Milliseconds = 0.0
+    """Milliseconds more for each token of a drafter's pass, which counts when it reads a prompt."""
     agreement: v.Share = 0.8
     """Probability that the drafter proposes the target's own token."""
     second_choice: v.Share = 0.4
@@ -229,6 +232,11 @@ class Topology(Section):
     def targets_of(self, drafter: DrafterSpec) -> tuple[TargetSpec, ...]:
         """The targets that a drafter serves, in the order written."""
         return tuple(target for target in self.targets if drafter.name in target.drafters.names)
+
+    @property
+    def longest_drain(self) -> float:
+        """Seconds that some target may take to let its requests finish."""
+        return max(target.drain for target in self.targets)
 
     def connect_address(self, drafter: DrafterSpec, target: TargetSpec) -> Address:
         """Where that target finds that drafter: loopback on one machine, else the address of the drafter's host."""

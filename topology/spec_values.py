@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic_core import CoreSchema, core_schema
 
+from paceline.core.profile import StepTimes
+
 Base = Path | None  # the folder of the YAML file: what relative paths are relative to
 
 
@@ -172,6 +174,19 @@ def read_seconds(value: Any, base: Base = None) -> float:
     raise ValueError(f"must be seconds, such as 0.2, or a time such as 200ms, not {shown(value)}")
 
 
+def read_step_times(value: Any, base: Base = None) -> StepTimes:
+    """Milliseconds, or a mapping from the size of a pass to milliseconds. Raises ValueError."""
+    points = value if isinstance(value, dict) else {1: value}
+    for size, ms in points.items():
+        if type(size) is not int or not 1 <= size <= 1 << 20:
+            raise ValueError(f"must have sizes of passes from 1 to {1 << 20} as keys, not {shown(size)}")
+        if type(ms) not in (int, float) or not math.isfinite(ms) or not 0 <= ms <= 60_000:
+            raise ValueError(f"must be milliseconds from 0 to 60000, or such numbers by size, not {shown(ms)}")
+    if not 1 <= len(points) <= 64:
+        raise ValueError(f"must be 1 to 64 sizes of passes, not {len(points)}")
+    return StepTimes(tuple(sorted((size, float(ms)) for size, ms in points.items())))
+
+
 def cache_folder() -> Path:
     """Where fetched models are: ${PACELINE_CACHE}, else paceline in the user's cache folder."""
     own = os.environ.get("PACELINE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline")
@@ -265,6 +280,19 @@ DraftLength = Annotated[int | Literal["auto"], integer(0, 16, auto=True)]
 Weight = Annotated[float, number(0.001, 1000)]
 Share = Annotated[float, number(0, 1)]
 Milliseconds = Annotated[float, number(0, 60_000)]
+StepMilliseconds = Annotated[
+    StepTimes,
+    Rule(
+        read_step_times,
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": 60_000},
+                {"type": "object", "additionalProperties": {"type": "number", "minimum": 0, "maximum": 60_000}},
+            ],
+            "examples": [2.0, {1: 10.0, 8: 12.5, 64: 31.0}],
+        },
+    ),
+]
 Flag = Annotated[bool, Rule(read_flag, {"type": "boolean"})]
 Size = Annotated[int, Rule(read_size, {"type": ["string", "integer"], "examples": ["2GiB", "512MiB"]})]
 Seconds = Annotated[float, Rule(read_seconds, {"type": ["number", "string"], "examples": [0.2, "200ms"]})]

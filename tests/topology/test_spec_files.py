@@ -94,7 +94,7 @@ def test_emulated_nodes_take_a_profile_in_place_or_from_a_file(tmp_path: Path) -
     topology = read(text, tmp_path)
     assert topology.targets[0].profile is not None
     assert topology.drafters[0].profile is not None
-    assert (topology.targets[0].profile.verify_ms, topology.drafters[0].profile.agreement) == (40.0, 0.7)
+    assert (topology.targets[0].profile.verify_ms.ms(9), topology.drafters[0].profile.agreement) == (40.0, 0.7)
     profile.write_text("verify_ms: 40\nagreement: 2\n")
     assert problems(text, tmp_path) == [f"{profile}:2:12: agreement: must be a number from 0 to 1, not 2"]
     profile.write_text("seed: 7\n")

@@ -1,0 +1,31 @@
+"""Step times: a curve over the size of a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.emulated import Pace
+from paceline.core.profile import StepTimes
+
+
+@pytest.mark.parametrize(("size", "ms"), [(1, 10.0), (0, 10.0), (2, 11.0), (3, 12.0), (11, 20.0), (19, 28.0)])
+def test_the_curve_is_straight_between_points_and_goes_on_beyond_them(size: float, ms: float) -> None:
+    """Flat before the first point, and beyond the last as between the last two."""
+    assert StepTimes(((1, 10.0), (3, 12.0), (7, 16.0))).ms(size) == pytest.approx(ms)
+
+
+def test_a_single_point_is_a_constant() -> None:
+    """One number holds for every size."""
+    assert {StepTimes.constant(2.5).ms(size) for size in (1, 8, 4096)} == {2.5}
+
+
+@pytest.mark.parametrize(("size", "ms"), [(1, 2.0), (2, 2.2), (4, 2.42), (16, 2.9282), (3, 2.31)])
+def test_doubling_costs_a_tenth_more(size: int, ms: float) -> None:
+    """Ten percent more with every doubling of the batch."""
+    assert StepTimes.doubling(2.0, 0.1).ms(size) == pytest.approx(ms)
+
+
+def test_a_pace_adds_what_sequences_and_tokens_cost() -> None:
+    """8 sequences with 12 tokens: the step's curve by sequences, the pass's by tokens, and each token."""
+    pace = Pace(StepTimes.doubling(1.0, 0.5), 0.5, StepTimes(((1, 10.0), (101, 110.0))))
+    assert pace.seconds(12, 8) == pytest.approx((1.5**3 + 21.0 + 6.0) / 1e3)
