@@ -39,10 +39,11 @@ class LinkDown(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A drafter's answer."""
+    """A drafter's answer. at: when it came, on the engine's clock; None: it comes now."""
 
     drafter: str
     message: Drafted
+    at: float | None = None
 
 
 class Room(NamedTuple):
@@ -58,8 +59,14 @@ class Reconfigure(NamedTuple):
     config: EngineConfig
 
 
+class Drain(NamedTuple):
+    """The target leaves: what runs goes on, what waits for room is refused with this sentence."""
+
+    reason: str
+
+
 class Stop(NamedTuple):
     """End the loop."""
 
 
-Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Room | Reconfigure | Stop
+Event = Submit | Cancel | LinkUp | LinkDown | Arrived | Room | Reconfigure | Drain | Stop

@@ -14,8 +14,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class Request:
     """One sequence to generate.
 
-    seed is resolved (see sampling.choice_seed) before it gets here. stop_token_ids already holds the
-    model's end tokens unless the user asked to ignore them.
+    id: CALL-INDEX, the choices of one call differ in the index. seed is resolved (see sampling.choice_seed) before it
+    gets here. stop_token_ids already holds the model's end tokens unless the user asked to ignore them.
     """
 
     id: str
@@ -25,6 +25,11 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     log_probs: int | None = None  # how many alternatives; None for no log-probabilities at all
+
+    @property
+    def call(self) -> str:
+        """What the choices of one call share."""
+        return self.id.rpartition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -46,3 +51,4 @@ class Delta:
     log_probs: list[LogProb] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    leaving: bool = False  # the error is that this target leaves: another one can serve the request

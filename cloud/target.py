@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+from fastapi import FastAPI
 
 from paceline import __version__
 from paceline.cloud.api.app import create_app
@@ -19,63 +22,29 @@ from paceline.cloud.api.service import CompletionService
 from paceline.cloud.api.serving import bind, serve
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import Engine, EngineConfig
-from paceline.cloud.events import Arrived, LinkDown, LinkUp, Room, Stop
+from paceline.cloud.events import Reconfigure, Stop
+from paceline.cloud.links import Connections, TargetLinks
+from paceline.core.clock import Clock
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel, toy_vocabulary
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UserError
 from paceline.core.model import PackedModel
 from paceline.core.vocabulary import Vocabulary
+from paceline.topology.changes import changed, log_reload, pending, with_sections_of
 from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
-from paceline.topology.peer import Peer
+from paceline.topology.orders import Orders, any_of
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
-from paceline.topology.tls import api_files
-from paceline.topology.wire import Drafted, Error, Hello, Message, Pong, Welcome
+from paceline.topology.tls import api_context, api_files
+from paceline.topology.transports import renew_transport
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 2.0
-MAX_UNREAD = 256  # answers of one drafter that the engine has not looked at
-
-
-class TargetLinks:
-    """Turns what happens on the links into events of the engine.
-
-    A drafter that answers faster than the engine can read, or of more sessions than there are, loses its link:
-    a flood must cost the flooder and nobody else.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._put: dict[str, int] = {}
-
-    def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
-        assert isinstance(greeting, Welcome)
-        self._put[peer.name] = self._handled(peer)
-        self._engine.inbox.put(LinkUp(peer.name, greeting, peer.send))
-
-    def on_message(self, peer: Peer, message: Message) -> None:
-        if isinstance(message, Pong):
-            self._engine.inbox.put(Room(peer.name, message.free_sessions))
-        if not isinstance(message, Drafted) or not peer.up:
-            return
-        self._put[peer.name] += 1
-        unread = self._put[peer.name] - self._handled(peer)
-        if unread > MAX_UNREAD or len(message.items) > self._engine.config.max_sessions:
-            fields = {"event": "flood", "drafter": peer.name, "address": peer.address}
-            log.warning("drafter %s floods this target with answers; its link is closed", peer.name, extra=fields)
-            peer.close(Error("flood", "more answers than were asked for"))
-            return
-        self._engine.inbox.put(Arrived(peer.name, message))
-
-    def on_down(self, peer: Peer, reason: str) -> None:
-        self._engine.inbox.put(LinkDown(peer.name))
-
-    def _handled(self, peer: Peer) -> int:
-        """Answers of the drafter that the engine has looked at; it may not know a new drafter yet."""
-        drafter = self._engine.drafting.drafters.get(peer.name)
-        return drafter.handled if drafter is not None else 0
+# What a running target takes over from its topology; its weight is for its drafters to take over.
+RELOADED = frozenset({"draft_length", "lanes", "deadline", "prefill_chunk", "drain", "weight"})
+RELOADED |= {"api.key_file", "drafters.names", "drafters.policy"}
 
 
 async def run_target(
@@ -87,13 +56,16 @@ async def run_target(
     run_dir: Path | None = None,
     with_drafters: bool = True,
     ready: Callable[[], None],
-    stop: anyio.Event,
+    orders: Orders,
 ) -> None:
-    """Serves until `stop`. UserError when the model, the port or the key is not to be had."""
+    """Serves until it is told to stop. UserError when the model, the port or the key is not to be had.
+
+    Then it drains: requests that run have `drain` seconds to end, all others are answered 503 meanwhile.
+    """
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
-    certificate = api_files(topology.security, spec)
-    loaded = await load_or_stop(stop, f"load {spec.name}", lambda: load_target(spec))
+    https = api_context(api_files(topology.security, spec))
+    loaded = await load_or_stop(orders.stop, f"load {spec.name}", lambda: load_target(spec))
     if loaded is None:
         return
     settle_runtime()
@@ -103,36 +75,34 @@ async def run_target(
     token_bytes = [
         b"" if token in vocabulary.special_ids else data for token, data in enumerate(vocabulary.token_bytes)
     ]
-    engine = Engine(model, token_bytes, _engine_config(spec, drafters), dispatch.publish)
+    engine = Engine(model, token_bytes, engine_config(spec, drafters), dispatch.publish)
     service = CompletionService(engine, vocabulary, dispatch, max_queued=4 * spec.max_sessions)
     app = create_app(service, spec.name, api_key=_api_key(spec))
     about = f"paceline {__version__}"
     identity = Identity(topology.name, spec.name, key, vocabulary.identity, software=about, model=spec.model)
     links = TargetLinks(engine)
-    connections = [
-        DrafterConnection(
-            transport,
-            topology.link_address(drafter, spec),
-            identity,
-            links,
-            partial(engine.drafting.live, drafter.name),
-            drafter=drafter.name,
-        )
-        for drafter in drafters
-    ]
-    thread = threading.Thread(target=_run_engine, args=(engine, asyncio.get_running_loop(), stop), name=spec.name)
+
+    def connect(name: str, address: str) -> DrafterConnection:
+        return DrafterConnection(transport, address, identity, links, partial(engine.drafting.live, name), drafter=name)
+
+    arguments = (engine, asyncio.get_running_loop(), orders.stop)
+    thread = threading.Thread(target=_run_engine, args=arguments, name=spec.name)
     thread.start()
+    status = StatusFile(run_dir, "target", spec.name)
     try:
         async with anyio.create_task_group() as tasks:
-            for connection in connections:
-                tasks.start_soon(connection.run)
-            status = StatusFile(run_dir, "target", spec.name)
-            async with serve(app, listen, grace=STOP_GRACE_SECONDS, certificate=certificate) as url:
+            connections = Connections(tasks, connect)
+            running = _Running(topology, spec, engine, transport, connections, app, https, with_drafters)
+            running.connect(topology, drafters)
+            async with serve(app, listen, grace=STOP_GRACE_SECONDS, tls=https) as url:
                 tasks.start_soon(status.keep, lambda: _snapshot(engine, connections))
                 log.info("target %s serves %s", spec.name, url, extra={"event": "ready", "target": spec.name})
+                orders.follow(running.renew)
                 ready()
-                await stop.wait()
+                await orders.stop.wait()
+                status.state = "stopping"
                 status.write("stopping", _snapshot(engine, connections))
+                await any_of(service.drain, orders.end.wait, seconds=running.spec.drain)
                 service.close()
             tasks.cancel_scope.cancel()
     finally:
@@ -143,24 +113,82 @@ async def run_target(
         raise PacelineError(f"target {spec.name}: {engine.failure}") from engine.failure
 
 
-def _engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineConfig:
+@dataclass
+class _Running:
+    """A target that runs. spec: its section as last read; it was started with that of `started`."""
+
+    started: Topology
+    spec: TargetSpec
+    engine: Engine
+    transport: Transport
+    connections: Connections
+    app: FastAPI
+    https: ssl.SSLContext | None
+    with_drafters: bool
+
+    def renew(self, topology: Topology) -> None:
+        """Takes over what a running target can. UserError, and nothing is changed, when it cannot be used."""
+        name = self.spec.name
+        spec = next((target for target in topology.targets if target.name == name), None)
+        if spec is None:
+            raise UserError(f"target {name} is no longer in the topology")
+        key = _api_key(spec)
+        self._renew_certificates(topology)
+        done = [name for name in changed(self.spec, spec) if name in RELOADED]
+        if key != self.app.state.api_key:
+            done.append("the API key")
+        self.spec, self.app.state.api_key = spec, key
+        drafters = topology.drafters_of(spec) if self.with_drafters else ()
+        self._reconfigure(drafters)
+        self.connect(topology, drafters)
+        log_reload(name, done, pending((self.started, self.started.target(name)), (topology, spec), RELOADED))
+
+    def _renew_certificates(self, topology: Topology) -> None:
+        """From the files that this target was started with; whether there are any is decided at a start."""
+        own = self.started.target(self.spec.name)
+        files = api_files(self.started.security, own)
+        api_context(files)  # in order
+        renew_transport(self.transport, with_sections_of(self.started, topology), own.name)
+        if self.https is not None and files is not None:
+            self.https.load_cert_chain(*files)
+
+    def connect(self, topology: Topology, drafters: Sequence[DrafterSpec]) -> None:
+        """Dials these drafters, and lets go of others."""
+        self.connections.keep({drafter.name: topology.link_address(drafter, self.spec) for drafter in drafters})
+
+    def _reconfigure(self, drafters: Sequence[DrafterSpec]) -> None:
+        """The engine must know of a drafter before its link comes up."""
+        fresh, running = engine_config(self.spec, drafters), self.engine.config
+        drafting = replace(fresh.drafting, verification=running.drafting.verification)  # it needs links with a key
+        config = replace(running, prefill_chunk=fresh.prefill_chunk, drafting=drafting)
+        self.engine.inbox.put(Reconfigure(config))
+
+
+def engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineConfig:
     drafting = DraftingConfig(
         drafters=tuple(drafter.name for drafter in drafters),
-        draft_length=int(spec.draft_length),
+        draft_length=None if spec.draft_length == "auto" else spec.draft_length,
         deadline=spec.deadline,
         policy=spec.drafters.policy,
+        verification=spec.verification,
     )
-    return EngineConfig(int(spec.lanes), spec.max_sessions, spec.prefill_chunk, drafting)
+    return EngineConfig(None if spec.lanes == "auto" else spec.lanes, spec.max_sessions, spec.prefill_chunk, drafting)
 
 
 def _api_key(spec: TargetSpec) -> str | None:
-    return None if spec.api.key_file is None else Path(spec.api.key_file).read_text().strip()
+    if spec.api.key_file is None:
+        return None
+    try:
+        return Path(spec.api.key_file).read_text().strip()
+    except OSError as error:
+        raise UserError(f"{spec.api.key_file}: {error.strerror}") from None
 
 
-def _snapshot(engine: Engine, connections: Sequence[DrafterConnection]) -> dict[str, Any]:
+def _snapshot(engine: Engine, connections: Iterable[DrafterConnection]) -> dict[str, Any]:
     """For the status file."""
     return {
         **engine.statistics.snapshot(),
+        "verification": engine.config.drafting.verification,
         "live_sessions": engine.live_sessions,
         "queued": engine.queued,
         "drafters": {name: drafter.up for name, drafter in engine.drafting.drafters.items()},
@@ -178,14 +206,14 @@ def _run_engine(engine: Engine, loop: asyncio.AbstractEventLoop, stop: anyio.Eve
         loop.call_soon_threadsafe(stop.set)
 
 
-def load_target(spec: TargetSpec) -> tuple[PackedModel, Vocabulary]:
-    """The target's model and its tokenizer."""
+def load_target(spec: TargetSpec, clock: Clock | None = None) -> tuple[PackedModel, Vocabulary]:
+    """The target's model and its tokenizer. clock: what an emulated model takes its time on; default the real one."""
     if spec.engine == "emulated":
         profile = spec.profile or Profile()
         language = ToyLanguage(profile.vocabulary_size, profile.seed)
         pace = Pace(tokens=profile.verify_ms)
         slots = spec.max_sessions * spec.max_context
-        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
+        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace, clock=clock)
         return model, toy_vocabulary(profile.vocabulary_size)
     from paceline.core.lm.loading import load, local_folder
 

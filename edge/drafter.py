@@ -6,29 +6,34 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 
 from paceline import __version__
-from paceline.core.clock import RealClock
-from paceline.core.errors import PacelineError
+from paceline.core.clock import Clock, RealClock
+from paceline.core.errors import PacelineError, UserError
 from paceline.core.vocabulary import Vocabulary, VocabularyIdentity
-from paceline.edge.events import Limits, PeerDown, PeerUp, Received, Stop
+from paceline.edge.events import Limits, Reconfigure, Stop
+from paceline.edge.links import DrafterLinks
 from paceline.edge.service import DrafterService
 from paceline.edge.strategies.base import Strategy
+from paceline.topology.changes import log_reload, pending
 from paceline.topology.handshake import Identity
 from paceline.topology.links.base import Transport
-from paceline.topology.peer import Peer
+from paceline.topology.orders import Orders, any_of
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.server import DrafterServer
 from paceline.topology.spec import DrafterSpec, Topology
-from paceline.topology.wire import MAX_DRAFT_LENGTH, Hello, Message, Welcome
+from paceline.topology.transports import renew_transport
+from paceline.topology.wire import MAX_DRAFT_LENGTH
 
 log = logging.getLogger(__name__)
 
 MANY = 1 << 16
+LAST_BATCH_SECONDS = 0.3  # a drafter that leaves answers what it is drafting, if that is soon done
 
 
 class Loaded(NamedTuple):
@@ -46,14 +51,18 @@ async def run_drafter(
     key: bytes = b"",
     run_dir: Path | None = None,
     ready: Callable[[], None],
-    stop: anyio.Event,
+    orders: Orders,
 ) -> None:
-    """Serves until `stop`. UserError when the model or the port is not to be had."""
-    loaded: Loaded | None = await load_or_stop(stop, f"load {spec.name}", lambda: load_strategy(spec))
+    """Serves until it is told to stop. UserError when the model or the port is not to be had.
+
+    Then it answers what is in the batch and says goodbye, so that its targets go on without waiting for anything.
+    """
+    loaded: Loaded | None = await load_or_stop(orders.stop, f"load {spec.name}", lambda: load_strategy(spec))
     if loaded is None:
         return
     settle_runtime()
     strategy = loaded.strategy
+    limits = limits_of(topology, spec)
     identity = Identity(
         topology.name,
         spec.name,
@@ -65,17 +74,13 @@ async def run_drafter(
         max_sessions=spec.max_sessions,
         max_context=strategy.max_context,
         max_draft_length=MAX_DRAFT_LENGTH,
+        max_batch=limits.max_batch,
+        max_messages=limits.max_messages,
     )
     links = DrafterLinks()
-    emulated = spec.runtime == "emulated"  # there, max_batch counts Draft messages, as the paper's drafter does
-    limits = Limits(
-        max_sessions=spec.max_sessions,
-        max_batch=MANY if emulated else spec.max_batch,
-        max_messages=spec.max_batch if emulated else 0,
-        weights={target.name: target.weight for target in topology.targets_of(spec)},
-    )
     service = links.service = DrafterService(strategy, RealClock(), limits, links.reply, identity.epoch)
     failures: list[Exception] = []
+    finished = anyio.Event()
     loop = asyncio.get_running_loop()
 
     def work() -> None:
@@ -84,10 +89,24 @@ async def run_drafter(
         except Exception as error:  # a runtime that fails takes the process down; targets decode plainly
             log.exception("the drafter's loop stopped")
             failures.append(error)
-            loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(orders.stop.set)
+        loop.call_soon_threadsafe(finished.set)
 
     def snapshot() -> dict[str, Any]:
         return {**service.statistics.snapshot(), "live_sessions": len(service.sessions), **links.bytes()}
+
+    def renew(new: Topology) -> None:
+        """Takes over what a running drafter can: certificates, and the shares of its targets."""
+        nonlocal limits
+        section = next((drafter for drafter in new.drafters if drafter.name == spec.name), None)
+        if section is None:
+            raise UserError(f"drafter {spec.name} is no longer in the topology")
+        renew_transport(transport, topology, spec.name)
+        weights = limits_of(new, section).weights
+        done = ["weights"] if weights != limits.weights else []
+        limits = replace(limits, weights=weights)
+        service.inbox.put(Reconfigure(limits))
+        log_reload(spec.name, done, pending((topology, spec), (new, section), reloaded=()))
 
     status = StatusFile(run_dir, "drafter", spec.name)
     thread = threading.Thread(target=work, name=spec.name)
@@ -104,8 +123,12 @@ async def run_drafter(
             address = await tasks.start(server.run)
             tasks.start_soon(status.keep, snapshot)
             log.info("drafter %s listens at %s", spec.name, address, extra={"event": "ready", "drafter": spec.name})
+            orders.follow(renew)
             ready()
-            await stop.wait()
+            await orders.stop.wait()
+            service.inbox.put(Stop())
+            await any_of(finished.wait, orders.end.wait, seconds=LAST_BATCH_SECONDS)
+            service.abandon()
             status.write("stopped", snapshot())
             tasks.cancel_scope.cancel()
     finally:
@@ -115,8 +138,21 @@ async def run_drafter(
         raise PacelineError(f"drafter {spec.name}: {failures[0]}") from failures[0]
 
 
-def load_strategy(spec: DrafterSpec) -> Loaded:
-    """The strategy with its model, and the vocabulary to compare with each target's."""
+def limits_of(topology: Topology, spec: DrafterSpec) -> Limits:
+    emulated = spec.runtime == "emulated"  # there, max_batch counts Draft messages, as the paper's drafter does
+    return Limits(
+        max_sessions=spec.max_sessions,
+        max_batch=MANY if emulated else spec.max_batch,
+        max_messages=spec.max_batch if emulated else 0,
+        weights={target.name: target.weight for target in topology.targets_of(spec)},
+    )
+
+
+def load_strategy(spec: DrafterSpec, clock: Clock | None = None) -> Loaded:
+    """The strategy with its model, and the vocabulary to compare with each target's.
+
+    clock: what an emulated model takes its time on; default the real one.
+    """
     if spec.strategy == "ngram":
         from paceline.edge.strategies.ngram import NGram
 
@@ -132,7 +168,7 @@ def load_strategy(spec: DrafterSpec) -> Loaded:
         profile = spec.profile or Profile()
         language = ToyLanguage(profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice)
         pace = Pace(profile.step_ms, profile.prompt_token_ms)
-        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace)
+        model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace, clock=clock)
         return Loaded(DraftModel(EmulatedRuntime(model)), toy_vocabulary(profile.vocabulary_size).identity)
     from paceline.core.lm.loading import load, local_folder
     from paceline.edge.runtimes.torch import TorchRuntime

@@ -51,8 +51,14 @@ class Received(NamedTuple):
     message: Message
 
 
+class Reconfigure(NamedTuple):
+    """The topology was read again: the weights count from the next turn on."""
+
+    limits: Limits
+
+
 class Stop(NamedTuple):
-    """Ends the service's `run`."""
+    """Ends the service's `run`, after what is being drafted."""
 
 
-Event = PeerUp | PeerDown | Received | Stop
+Event = PeerUp | PeerDown | Received | Reconfigure | Stop

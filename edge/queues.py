@@ -51,13 +51,13 @@ class Queues:
     def __init__(self, limits: Limits, reads_together: bool) -> None:
         self.peers: dict[str, Peer] = {}
         self.batch: list[Session] = []
-        self._limits = limits
+        self.limits = limits
         self._reads_together = reads_together
         self._places = DeficitRoundRobin[str](weight=lambda name: limits.weights.get(name, 1.0))
         self._turns = DeficitRoundRobin[_Turn](weight=self._turn_weight)
 
     def _turn_weight(self, turn: _Turn) -> float:
-        return self._limits.weights.get(turn.target, 1.0) * (READING_WEIGHT if turn.reads else 1.0)
+        return self.limits.weights.get(turn.target, 1.0) * (READING_WEIGHT if turn.reads else 1.0)
 
     @property
     def busy(self) -> bool:
@@ -79,7 +79,7 @@ class Queues:
     def full(self, target: str) -> bool:
         """Whether no more sessions of the target may wait."""
         peer = self.peers[target]
-        return len(peer.queue) + len(peer.reading) >= self._limits.max_queue
+        return len(peer.queue) + len(peer.reading) >= self.limits.max_queue
 
     def ahead(self, session: Session) -> int:
         """Tokens that others read first, at most."""
@@ -117,8 +117,8 @@ class Queues:
         waiting = [peer for peer in self.peers.values() if peer.queue]
         if not waiting:
             return
-        free = self._limits.max_batch - len(self.batch)
-        if not self._limits.max_messages and sum(len(peer.queue) for peer in waiting) <= free:
+        free = self.limits.max_batch - len(self.batch)
+        if not self.limits.max_messages and sum(len(peer.queue) for peer in waiting) <= free:
             for peer in waiting:
                 while peer.queue:
                     self._join(peer, now)
@@ -132,10 +132,10 @@ class Queues:
 
     def _may_join(self, peer: Peer) -> bool:
         """Whether the target's next session belongs to a message that is drafted for, or another one may begin."""
-        if not self._limits.max_messages:
+        if not self.limits.max_messages:
             return True
         messages = {session.message for session in self.batch}
-        return len(messages) < self._limits.max_messages or peer.queue[0].message in messages
+        return len(messages) < self.limits.max_messages or peer.queue[0].message in messages
 
     def _join(self, peer: Peer, now: float) -> None:
         session = peer.queue.popleft()

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import queue
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.core.clock import Clock
-from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received
+from paceline.core.rejection import Weights
+from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure
 from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
 from paceline.edge.sessions import Bounds, Phase, Session, Sessions, answer
 from paceline.edge.statistics import Statistics
 from paceline.edge.strategies.base import Strategy
+from paceline.topology.weights import pack_weights
 from paceline.topology.wire import (
     MAX_DRAFT_LENGTH,
     Close,
@@ -50,6 +53,7 @@ class DrafterService:
         self.epoch = epoch
         self.max_context = strategy.max_context
         self.statistics = Statistics()
+        self.handled: Counter[str] = Counter()  # messages of each target that were looked at, ever
         bounds = Bounds(
             max_sessions=limits.max_sessions,
             max_context=strategy.max_context,
@@ -66,14 +70,20 @@ class DrafterService:
         self._reply = reply
         self._chunk = limits.chunk
         self._messages = 0
-        self._stopped = False
+        self._stopped = self._abandoned = False
 
     # --- the loop
 
     def run(self) -> None:
-        """Works until Stop."""
+        """Works until Stop; what is in the batch then is still answered."""
         while not self._stopped:
             self.step(timeout=None)
+        while self._queues.batch and not self._abandoned:
+            self._draft()
+
+    def abandon(self) -> None:
+        """From any thread, after Stop: no more than the step being made now."""
+        self._abandoned = True
 
     def step(self, timeout: float | None = 0.0) -> bool:
         """One unit of work: what arrived, then one forward; False when there was nothing to do.
@@ -112,14 +122,20 @@ class DrafterService:
     def _handle(self, event: Event) -> None:
         peers = self._queues.peers
         if isinstance(event, Received):
+            self.handled[event.name] += 1
             if event.name in peers:
                 self._on_message(peers[event.name], event.message)
         elif isinstance(event, PeerUp):
             self.sessions.forget_target(event.name)
+            self.sessions.shares[event.name] = self._limits.weights.get(event.name, 1.0)
             peers[event.name] = Peer(event.name, event.hello.vocabulary_size)
         elif isinstance(event, PeerDown):
             self.sessions.forget_target(event.name)
+            self.sessions.shares.pop(event.name, None)
             peers.pop(event.name, None)
+        elif isinstance(event, Reconfigure):
+            self._limits = self._queues.limits = event.limits
+            self.sessions.shares = {name: event.limits.weights.get(name, 1.0) for name in peers}
         else:
             self._stopped = True
         if self.sessions.disturbed:
@@ -160,6 +176,7 @@ class DrafterService:
         room = min(session.span.size, self.max_context) - held
         session.want = max(0, min(k, MAX_DRAFT_LENGTH, room)) if held else 0
         session.owes = True
+        session.vocabulary_size = peer.vocabulary_size or session.vocabulary_size
         session.message = self._messages
         session.received_at = now
         behind = session.behind
@@ -239,7 +256,7 @@ class DrafterService:
         session.owes = False
         held = len(session.committed)
         tokens = session.tail[: session.want]
-        if 0 < vocabulary_size < self._strategy.vocabulary_size:
+        if 0 < vocabulary_size < self._strategy.vocabulary_size and not session.draws:
             tokens = _within(tokens, vocabulary_size)
         self.statistics.tokens_drafted += len(tokens)
         return DraftedItem(session.id, int(Status.OK), held, held, pack_tokens(tokens))
@@ -247,7 +264,15 @@ class DrafterService:
     def _send(self, target: str, items: list[DraftedItem], queue_us: int, draft_us: int) -> None:
         for item in items:
             self.statistics.answers[_NAMES[item.status]] += 1
-        self._reply(target, Drafted(self.epoch, items, queue_us, draft_us))
+        self._reply(target, Drafted(self.epoch, items, queue_us, draft_us, weights=self._weights(target, items)))
+
+    def _weights(self, target: str, items: list[DraftedItem]) -> bytes | None:
+        """What the proposed tokens were drawn from; None where none was drawn."""
+        rows: list[Weights | None] = []
+        for item in items:
+            session, count = self.sessions.get(target, item.session), len(item.tokens) // 4
+            rows += session.weights[:count] if session is not None and session.draws else [None] * count
+        return pack_weights(rows) if any(rows) else None
 
 
 def _within(tokens: list[int], vocabulary_size: int) -> list[int]:

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from paceline.core.model import Span
+from paceline.core.rejection import Weights
 from paceline.core.sampling import History, Sampling
 from paceline.edge.cache import Cache, Kept, common_prefix
 from paceline.topology.wire import DraftedItem, DraftItem, Status, check_hash, unpack_tokens
@@ -59,6 +60,8 @@ class Session:
     computed: how many of `committed + tail` are in the span's KV, from the first on.
     tail: proposals that follow `committed`.
     spare: committed-to-be tokens that a handed-over span holds beyond `computed`.
+    draws: whether proposals are drawn from weights (core/rejection.py); `weights` are those of the tail.
+    vocabulary_size: the target's.
     """
 
     target: str
@@ -67,9 +70,12 @@ class Session:
     prompt_length: int
     span: Span
     keeps_tail: bool = True
+    draws: bool = False
+    vocabulary_size: int = 1 << 32
     committed: array[int] = field(default_factory=lambda: array("I"))
     computed: int = 0
     tail: list[int] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
     spare: array[int] | None = None
     history: History | None = None  # what penalties look at, of `history_length` committed tokens
     history_length: int = 0
@@ -86,6 +92,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.plain = self.sampling.temperature <= 0 and not self.sampling.adjusts
+        self.draws = self.draws and self.sampling.temperature > 0
 
     @property
     def behind(self) -> int:
@@ -124,9 +131,9 @@ class Session:
                 break
             common += 1
         self.committed.extend(tokens)
-        if common == len(tokens) and self.keeps_tail:
+        if common == len(tokens) and self.keeps_tail and not self.draws:
             del self.tail[:common]
-        else:
+        else:  # draws belong to the committed count that they were made at: all of them are made anew
             self.computed = min(self.computed, held + common)
             self.tail.clear()
         if self.spare is not None:
@@ -168,6 +175,7 @@ class Sessions:
     def __init__(self, memory: Memory, bounds: Bounds, keeps_tail: bool = True) -> None:
         self.cache = Cache(memory.free)
         self.disturbed = False  # a session with work to do is gone: queues need a look
+        self.shares: dict[str, float] = {}  # weights of the connected targets
         self._memory = memory
         self._bounds = bounds
         self._keeps_tail = keeps_tail
@@ -209,7 +217,7 @@ class Sessions:
             return answer(item.session, Status.BEYOND, held, version)
         session.commit(item.base, tokens)
         session.used_at = now
-        if item.sampling is not None and item.sampling != session.sampling:
+        if item.sampling is not None and (item.sampling != session.sampling or item.weights != session.draws):
             self._resample(session, item)
         if version >= session.span.size and not self._widen(session, now):
             return self._full(item, version, now)
@@ -225,14 +233,20 @@ class Sessions:
             return answer(item.session, Status.BEYOND, 0, version)
         length = max(item.limit, version + 1) if item.limit else self._bounds.max_context
         length = min(length, self._bounds.max_context)
-        if len(self._sessions) >= self._bounds.max_sessions and not self._evict_idle(now):
-            return self._full(item, version, now)
+        if len(self._sessions) >= self._bounds.max_sessions:
+            if self._owed_a_place(target):
+                if not self._evict_idle(now) and not self._take_place():
+                    return answer(item.session, Status.FULL, 0, version, SHORTEST_RETRY_MS)
+            elif not self._evict_idle(now):
+                return self._full(item, version, now)
         kept = self.cache.take(target, tokens, length)
         span = kept[0].span if kept else self._longest_span() or self._allocate(length, now)
         if span is None:
             return self._full(item, version, now)
         sampling = item.sampling or Sampling()
-        session = Session(target, item.session, sampling, item.prompt_length, span, self._keeps_tail, tokens)
+        session = Session(
+            target, item.session, sampling, item.prompt_length, span, self._keeps_tail, item.weights, committed=tokens
+        )
         if kept:
             session.computed = kept[1]
             if kept[1] == len(tokens) < len(kept[0].tokens):
@@ -248,6 +262,7 @@ class Sessions:
 
     def _resample(self, session: Session, item: DraftItem) -> None:
         session.sampling = item.sampling or session.sampling
+        session.draws = item.weights
         session.prompt_length = item.prompt_length
         session.computed = min(session.computed, len(session.committed))
         session.tail.clear()
@@ -280,6 +295,28 @@ class Sessions:
         if oldest is None or now - oldest.used_at <= self._bounds.idle_seconds:
             return False
         self.release(oldest, keep=False)
+        return True
+
+    def _owed_a_place(self, target: str) -> bool:
+        """Whether one more session would leave the target within its share of the places."""
+        return self._over_share(target) <= -1
+
+    def _over_share(self, target: str) -> float:
+        """Sessions of a target beyond its share: of max_sessions, by weight among the targets that are connected."""
+        weights = sum(self.shares.values())
+        share = self._bounds.max_sessions * self.shares.get(target, 0.0) / weights if weights else 0.0
+        return sum(owner == target for owner, _ in self._sessions) - share
+
+    def _take_place(self) -> bool:
+        """Frees the session idle longest of the target most above its share; False when each of its sessions is busy.
+
+        Who takes stays within its share and who gives keeps at least its own, rounded down: places do not wander back.
+        """
+        rich = max(self.shares, key=self._over_share)
+        idle = [s for s in self._sessions.values() if s.target == rich and s.phase is Phase.IDLE]
+        if not idle or self._over_share(rich) <= 0:
+            return False
+        self.release(min(idle, key=lambda session: session.used_at))
         return True
 
     def _widen(self, session: Session, now: float) -> bool:

@@ -1,8 +1,17 @@
-"""`python -m paceline` is the command `paceline`."""
+"""The command `paceline`, also as `python -m paceline`. Ctrl-C while it is being loaded is no traceback either."""
 
 import sys
 
-from paceline.cli import main
+
+def run() -> int:
+    """Loads the command line and runs it; returns the exit code."""
+    try:
+        from paceline.cli import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -25,9 +25,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "drafter": ("node", "drafter", "Run one drafter in the foreground."),
     "target": ("node", "target", "Run one target in the foreground."),
     "check": ("check", "check", "Validate a topology and show who talks to whom."),
+    "plan": ("plan", "plan", "Predict rounds, rates, best draft length and lanes; say when not to speculate."),
     "nodes": ("node", "nodes", ""),  # every node in one process; for the memory link, not for people
+    "keys": ("keys", "app", "Make the deployment's key and certificates."),
+    "broker": ("broker", "broker", ""),  # what local_broker starts
     "schema": ("schema", "schema", "Print the JSON Schema of topology files, for editors."),
-    "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks."),
+    "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks, links."),
 }
 
 
@@ -110,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         typer.main.get_command(app)(args=arguments, prog_name="paceline")
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):
+            return 0  # click took it for a failure; see _flushed
         return _flushed(stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1)
     except UserError as error:
         _say(error)

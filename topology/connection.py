@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import anyio
 
-from paceline.core.clock import Clock, RealClock
+from paceline.core.clock import Clock, RealClock, wall_us
 from paceline.core.errors import HandshakeRefused, LinkClosed, WireError
 from paceline.topology.handshake import Identity, TargetHandshake, printable, refusal_frame
+from paceline.topology.limits import PEER_LIMITS, Meter
 from paceline.topology.links.base import Channel, Transport
 from paceline.topology.peer import FIRST_RETRY_SECONDS, Backoff, LinkHandler, Peer
 from paceline.topology.wire import Drafted, Error, Goodbye, Message, Ping, Pong, decode
@@ -27,7 +28,8 @@ BEAT_SECONDS = 1.0
 MISSED_BEATS = 3
 REFUSED_RETRY_SECONDS = 5.0
 LASTING_SECONDS = 1.0
-PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout"})  # tried again as after a lost link
+# Tried again as after a lost link; a frame that was spoiled on its way need not be the next time.
+PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout", "malformed", "unexpected"})
 
 
 class _DialTimeout(LinkClosed):
@@ -202,6 +204,7 @@ class _TargetLink:
         self._clock = clock
         self._handler = handler
         self._up = up
+        self._meter = Meter(PEER_LIMITS, self.last_heard)
         self._pings: dict[int, float] = {}  # sent and not answered: time_us → seconds
 
     def start(self) -> None:
@@ -241,6 +244,9 @@ class _TargetLink:
         if self.peer is None:
             self._on_handshake(frame)
             return
+        if not self._meter.takes(len(frame), self.last_heard):
+            self._finish_with(HandshakeRefused("flood", "the drafter sends too much"), Error("flood"))
+            return
         try:
             self._on_message(self.peer, decode(frame))
         except WireError as error:
@@ -270,9 +276,9 @@ class _TargetLink:
             if sent is not None:
                 sample = self._clock.now() - sent
                 peer.rtt = sample if peer.rtt is None else peer.rtt + (sample - peer.rtt) / 8
-            self._handler.on_message(peer, message)
+                self._handler.on_message(peer, message)
         elif isinstance(message, Ping):
-            peer.send(Pong(message.time_us))
+            peer.send(Pong(message.time_us, clock_us=wall_us()))
             self._handler.on_message(peer, message)
         elif isinstance(message, Error):
             self._finish_with(HandshakeRefused(printable(message.code), printable(message.message)))

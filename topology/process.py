@@ -19,36 +19,40 @@ from typing import Any
 import anyio
 
 SUPERVISED = "PACELINE_SUPERVISED"  # set by the supervisor: stdin is a pipe that ends with it
-STATUS_SECONDS = 0.5
+STATUS_SECONDS = float(os.environ.get("PACELINE_STATUS_SECONDS", "0.5"))  # shorter where tests want to see more
 LAST_WORD_SECONDS = 10.0
 GIL_SWITCH_SECONDS = 0.0005
 
 
 def notify(state: str) -> None:
-    """Tells whoever started this process (systemd's protocol: READY=1, STATUS=…); silent when nobody asked."""
+    """Tells whoever started this process (systemd's protocol: READY=1, STOPPING=1 …); silent when nobody asked."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)  # who does not listen is not waited for
         try:
             out.sendto(state.encode(), address)
         except OSError:
             logging.getLogger(__name__).warning("could not notify %s", os.environ["NOTIFY_SOCKET"])
 
 
-def follow_parent() -> None:
-    """Under a supervisor: stops this process in good order, then by force, when the supervisor is gone."""
+def follow_parent(drain: float = 0.0) -> None:
+    """Under a supervisor: stops this process in good order, then by force, when the supervisor is gone.
+
+    drain: seconds that this process may take to let its requests finish.
+    """
     if os.environ.pop(SUPERVISED, None):
-        threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
+        threading.Thread(target=_wait_for_parent, args=(drain,), name="parent", daemon=True).start()
 
 
-def _wait_for_parent() -> None:
+def _wait_for_parent(drain: float) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(LAST_WORD_SECONDS)
+    time.sleep(drain + LAST_WORD_SECONDS)
     os._exit(1)
 
 
@@ -75,6 +79,8 @@ class StatusFile:
     def __init__(self, run_dir: Path | None, role: str, name: str) -> None:
         self.path = None if run_dir is None else run_dir / f"{name}.json"
         self._about = {"name": name, "role": role, "pid": os.getpid()}
+        self.state = "running"  # what `keep` writes
+        self._trouble = ""  # why it could not be written last time, as logged
 
     def write(self, state: str, snapshot: dict[str, Any]) -> None:
         """Replaces the file in one step; a reader never sees half of it."""
@@ -85,13 +91,17 @@ class StatusFile:
         try:
             partial.write_text(text)
             partial.replace(self.path)
+            self._trouble = ""
         except OSError as error:  # a full disk costs the status, not the service
-            logging.getLogger(__name__).warning("cannot write %s: %s", self.path, error)
+            trouble = error.strerror or str(error)
+            if trouble != self._trouble:  # once, not twice a second
+                logging.getLogger(__name__).warning("cannot write %s: %s", self.path, trouble)
+            self._trouble = trouble
 
     async def keep(self, snapshot: Callable[[], dict[str, Any]]) -> None:
         """Writes until cancelled."""
         while True:
-            self.write("running", snapshot())
+            self.write(self.state, snapshot())
             await anyio.sleep(STATUS_SECONDS)
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from paceline.core.errors import PacelineError, UserError
 from paceline.topology.peer import Backoff
@@ -34,11 +34,15 @@ STOP_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class Node:
-    """A process to run: its name, its command line, and whether to start it again when it dies."""
+    """A process to run: its name, its command line, and whether to start it again when it dies.
+
+    drain: seconds that it may take to let its requests finish once it is told to stop.
+    """
 
     name: str
     command: tuple[str, ...]
     restart: bool = False
+    drain: float = 0.0
 
 
 @dataclass
@@ -114,20 +118,27 @@ class Supervisor:
             raise self.failure
 
     async def stop(self, names: Sequence[str]) -> None:
-        """SIGTERM, then SIGKILL to whole process groups after a grace time."""
+        """SIGTERM, then SIGKILL to whole process groups after a grace time that covers the longest drain."""
         children = [self.children[name] for name in names]
         for child in children:
             child.stopping.set()
             _signal(child, signal.SIGTERM)
+        grace = STOP_SECONDS + max((child.node.drain for child in children), default=0.0)
         waits = [asyncio.create_task(child.gone.wait()) for child in children]
         if waits:
-            await asyncio.wait(waits, timeout=STOP_SECONDS)
+            await asyncio.wait(waits, timeout=grace)
         for child in children:
             if not child.gone.is_set():
-                log.warning("%s did not stop within %.0f s and is killed", child.node.name, STOP_SECONDS)
+                log.warning("%s did not stop within %.0f s and is killed", child.node.name, grace)
                 _signal(child, signal.SIGKILL)
             if child.task is not None:
                 await child.task
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """A signal for every child that is ready; one that just begins would be killed by it."""
+        for child in self.children.values():
+            if child.ready.is_set():
+                _signal(child, number)
 
     def status(self, name: str) -> dict[str, Any]:
         """The node's last status file; empty when it never wrote one."""
@@ -143,7 +154,11 @@ class Supervisor:
         while not child.stopping.is_set():
             try:
                 code = await self._run_once(child)
-            except OSError as error:  # no room for its log, or for one more process
+            except OSError as error:  # no room for one more process
+                if child.node.restart and child.was_ready:
+                    log.warning("%s cannot be started again yet: %s", child.node.name, error)
+                    await asyncio.sleep(backoff.pause())
+                    continue
                 self.failure = PacelineError(f"{child.node.name} cannot be started: {error}")
                 self.failed.set()
                 break
@@ -160,7 +175,7 @@ class Supervisor:
         child.gone.set()
 
     async def _run_once(self, child: Child) -> int:
-        with _NotifySocket() as notify, child.log.open("ab") as out:
+        with _NotifySocket() as notify, _open_log(child) as out:
             environment = {**os.environ, SUPERVISED: "1", "NOTIFY_SOCKET": notify.address}
             child.process = await asyncio.create_subprocess_exec(
                 *child.node.command,
@@ -172,7 +187,7 @@ class Supervisor:
             )
             if child.stopping.is_set():
                 _signal(child, signal.SIGTERM)
-            listening = asyncio.create_task(notify.wait_ready(child.ready))
+            listening = asyncio.create_task(notify.listen(child.ready))
             try:
                 code = await child.process.wait()
                 notify.drain(child.ready)
@@ -221,10 +236,22 @@ class _NotifySocket:
         if b"READY=1" in message.split(b"\n"):
             ready.set()
 
-    async def wait_ready(self, ready: asyncio.Event) -> None:
+    async def listen(self, ready: asyncio.Event) -> None:
+        """Until cancelled: what a child says later is read too, so that it never finds the socket full."""
         loop = asyncio.get_running_loop()
-        while not ready.is_set():
+        while True:
             self._take(await loop.sock_recv(self._socket, 4096), ready)
+
+
+def _open_log(child: Child) -> BinaryIO:
+    """The child's log, at its end; a disk without room for one costs the log, not a child that ran before."""
+    try:
+        return child.log.open("ab")
+    except OSError as error:
+        if not child.was_ready:
+            raise
+        log.warning("%s: %s; what %s says is lost", child.log, error.strerror, child.node.name)
+        return open(os.devnull, "ab")
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -6,6 +6,7 @@ import hmac
 import time
 from typing import Any
 
+import anyio
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -19,16 +20,21 @@ from paceline.cloud.api.schema import CompletionRequest, parse
 from paceline.cloud.api.service import CompletionService
 
 MAX_BODY = 16 * 1024 * 1024
+BODY_SECONDS = 30.0  # for all of it, however slowly it comes
 
 
 def create_app(service: CompletionService, model_name: str, *, api_key: str | None = None) -> FastAPI:
-    """The application. With `api_key`, everything under /v1 wants it as `Authorization: Bearer …`."""
+    """The application. With `api_key`, everything under /v1 wants it as `Authorization: Bearer …`.
+
+    `app.state.api_key` holds it and may be changed while the application serves.
+    """
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None)
+    app.state.api_key = api_key
     created = int(time.time())
 
     @app.post("/v1/completions", openapi_extra=_body_schema())
     async def completions(request: Request) -> Response:
-        _authorize(request, api_key)
+        _authorize(request)
         call = parse(await _read(request))
         if call.model is not None and call.model != model_name:
             message = f"model {call.model!r} is not served here, {model_name!r} is"
@@ -39,7 +45,7 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
 
     @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models(request: Request) -> Response:
-        _authorize(request, api_key)
+        _authorize(request)
         model = {"id": model_name, "object": "model", "created": created, "owned_by": "paceline"}
         return _json({"object": "list", "data": [model | {"max_model_len": service.max_context}]})
 
@@ -57,16 +63,22 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
 async def _read(request: Request) -> bytes:
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="body_too_large")
+        with anyio.fail_after(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    message = f"the body is larger than {MAX_BODY} bytes"
+                    raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+    except TimeoutError:
+        message = f"the body was not complete within {BODY_SECONDS:g} s"
+        raise ApiError(408, message, code="body_too_slow", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
     return bytes(body)
 
 
-def _authorize(request: Request, api_key: str | None) -> None:
+def _authorize(request: Request) -> None:
+    api_key: str | None = request.app.state.api_key
     if api_key is None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -37,6 +37,8 @@ class Dispatch:
     """Where the engine publishes. It is made before the engine; `bind` tells it the loop that serves."""
 
     def __init__(self) -> None:
+        self.idle = asyncio.Event()  # no request is open
+        self.idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mailboxes: dict[str, Mailbox] = {}
 
@@ -61,15 +63,19 @@ class Dispatch:
             if mailbox is None:
                 continue
             if delta.finish_reason is not None:
-                del self._mailboxes[delta.request_id]
+                self.remove(delta.request_id)
             mailbox.put(delta)
 
     def add(self, request_id: str, mailbox: Mailbox) -> None:
         self._mailboxes[request_id] = mailbox
+        self.idle.clear()
 
     def remove(self, request_id: str) -> bool:
         """Forgets a request; False when it had ended."""
-        return self._mailboxes.pop(request_id, None) is not None
+        known = self._mailboxes.pop(request_id, None) is not None
+        if not self._mailboxes:
+            self.idle.set()
+        return known
 
     @property
     def open(self) -> list[str]:

@@ -50,6 +50,11 @@ def bad_parameter(param: str, message: str, code: str = "invalid_value") -> ApiE
     return ApiError(400, f"{param} {message}", param=param, code=code)
 
 
+def shutting_down(message: str, retry_after: int = 1) -> ApiError:
+    """HTTP 503: another target may serve the call at once, this one when it is started again."""
+    return ApiError(503, message, code="shutting_down", headers={"Retry-After": str(retry_after)})
+
+
 def busy(message: str, retry_after: int = 1) -> ApiError:
     """HTTP 503; the client may try again after so many seconds."""
     return ApiError(503, message, code="queue_full", headers={"Retry-After": str(retry_after)})

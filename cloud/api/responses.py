@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.cloud.api.errors import ApiError, error_body
+from paceline.cloud.api.errors import ApiError, shutting_down
 from paceline.cloud.api.render import Renderer
 from paceline.cloud.api.service import Completion
 from paceline.cloud.requests import Delta
@@ -57,7 +57,7 @@ class CompletionResponse(Response):
                 return
             events = [self._renderer.event(index, delta) for index, delta in batch if delta.finish_reason != "error"]
             if failed := _error(batch):
-                events.append(b"data: %s\n\ndata: [DONE]\n\n" % error_body(500, failed))
+                events.append(b"data: %s\n\ndata: [DONE]\n\n" % failed.body())
                 await _send_part(send, b"".join(events), more=False)
                 return
             await _send_part(send, b"".join(events))
@@ -96,10 +96,14 @@ def _append(output: Delta, delta: Delta) -> None:
     output.finish_reason = delta.finish_reason
 
 
-def _error(batch: Batch) -> str | None:
-    return next((delta.error or "failed" for _, delta in batch if delta.finish_reason == "error"), None)
+def _error(batch: Batch) -> ApiError | None:
+    failed = next((delta for _, delta in batch if delta.finish_reason == "error"), None)
+    if failed is None:
+        return None
+    message = failed.error or "failed"
+    return shutting_down(message) if failed.leaving else ApiError(500, message, code="generation_failed")
 
 
 def _raise_error(batch: Batch) -> None:
     if failed := _error(batch):
-        raise ApiError(500, failed, code="generation_failed")
+        raise failed

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Any, Protocol
 
 from paceline.cloud.api.dispatch import Dispatch, Mailbox
-from paceline.cloud.api.errors import ApiError, bad_parameter, busy
+from paceline.cloud.api.errors import ApiError, bad_parameter, busy, shutting_down
 from paceline.cloud.api.schema import CompletionRequest
 from paceline.cloud.engine import Engine
-from paceline.cloud.events import Cancel, Submit
+from paceline.cloud.events import Cancel, Drain, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.core.sampling import Sampling, choice_seed
 
+CLOSING = "the target is shutting down"
 LONG_TEXT = 16_384  # characters; longer prompts are encoded beside the loop
 
 
@@ -98,7 +99,7 @@ class CompletionService:
         requests = self._requests(call, prompt)
         self._admit(call.n)
         self._dispatch.bind(asyncio.get_running_loop())
-        completion = Completion(requests[0].id.rpartition("-")[0], requests, self)
+        completion = Completion(requests[0].call, requests, self)
         completion.submit(self._dispatch, self.engine)
         if self.engine.failure is not None:  # it may have failed between the check and the last Submit
             completion.cancel()
@@ -112,12 +113,20 @@ class CompletionService:
         self.engine.inbox.put(Cancel(request_id))
         return True
 
+    async def drain(self) -> None:
+        """Refuses new calls and those that have not begun, with HTTP 503; returns when the others have ended.
+
+        A call in the queue gains nothing by waiting here: another target can begin it now, and time is short.
+        """
+        self._closed = True
+        self.engine.inbox.put(Drain(CLOSING))
+        await self._dispatch.idle.wait()
+
     def close(self) -> None:
         """Before the engine stops: refuses new calls and ends the open ones with an error. On the loop's thread."""
         self._closed = True
-        reason = "the target is shutting down"
         open_ids = self._dispatch.open
-        self._dispatch.deliver([Delta(id, finish_reason="error", error=reason) for id in open_ids])
+        self._dispatch.deliver([Delta(id, finish_reason="error", error=CLOSING, leaving=True) for id in open_ids])
         for id in open_ids:
             self.engine.inbox.put(Cancel(id))
 
@@ -139,7 +148,7 @@ class CompletionService:
 
     def _admit(self, n: int) -> None:
         if self._closed:
-            raise ApiError(503, "the target is shutting down", code="shutting_down")
+            raise shutting_down(CLOSING)
         if self.engine.failure is not None:
             raise self._failed()
         room = self.engine.config.max_sessions + self.max_queued

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from paceline.core.errors import UserError
 
 BACKLOG = 2048
 POLL = 0.01
+REQUEST_SECONDS = 20.0  # a connection on which no request has begun for so long is closed
 
 
 class ApiServer(uvicorn.Server):
@@ -27,9 +30,18 @@ class ApiServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve(app: Any, listen: str, *, grace: float = 5.0, access_log: bool = False) -> AsyncIterator[str]:
+async def serve(
+    app: Any,
+    listen: str,
+    *,
+    grace: float = 5.0,
+    access_log: bool = False,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[str]:
     """Serves `app` for as long as the block runs; yields its URL (with the port chosen, for port 0).
 
+    tls: with a certificate loaded, for HTTPS; another one may be loaded while it serves.
+    A connection without a whole request head within REQUEST_SECONDS is closed; after a response sooner.
     On leaving, no new connection is taken and calls in progress get `grace` seconds to end; what is left is
     cancelled. Raises UserError when `listen` can not be bound.
     """
@@ -44,6 +56,8 @@ async def serve(app: Any, listen: str, *, grace: float = 5.0, access_log: bool =
         server_header=False,
         timeout_graceful_shutdown=max(1, round(grace)),
     )
+    config.load()
+    config.ssl = tls
     server = ApiServer(config)
     task = asyncio.create_task(server.serve(sockets=[bound]), name=f"api {listen}")
     try:
@@ -51,11 +65,33 @@ async def serve(app: Any, listen: str, *, grace: float = 5.0, access_log: bool =
             await asyncio.sleep(POLL)
         if task.done():
             task.result()
-        yield _url(bound)
+        idle = asyncio.create_task(_close_idle(server, REQUEST_SECONDS), name=f"idle connections {listen}")
+        try:
+            yield _url(bound, "https" if tls else "http")
+        finally:
+            idle.cancel()
     finally:
         server.should_exit = True
         await task
         bound.close()
+
+
+async def _close_idle(server: ApiServer, limit: float) -> None:
+    """Closes connections that send nothing, or a request's head too slowly; until cancelled.
+
+    uvicorn itself counts only from the end of a response, and until the next byte. Its `cycle` is the request that a
+    connection has last begun.
+    """
+    idle: dict[tuple[Any, Any], float] = {}
+    while True:
+        now = time.monotonic()
+        connections: list[Any] = [one for one in server.server_state.connections if hasattr(one, "cycle")]
+        waiting = [(one, one.cycle) for one in connections if one.cycle is None or one.cycle.response_complete]
+        idle = {key: idle.get(key, now) for key in waiting}
+        for (connection, _), since in idle.items():
+            if now - since > limit:
+                connection.transport.close()
+        await asyncio.sleep(limit / 10)
 
 
 def bind(listen: str) -> socket.socket:
@@ -85,6 +121,6 @@ def bind(listen: str) -> socket.socket:
     return bound
 
 
-def _url(bound: socket.socket) -> str:
+def _url(bound: socket.socket, scheme: str) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

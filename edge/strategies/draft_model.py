@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.core.model import Segment, Span
-from paceline.core.sampling import History, adjust_values, choose
+from paceline.core.rejection import certain, draw, weights_of
+from paceline.core.sampling import History, adjust_values, choose, probabilities
 from paceline.edge.rows import ContiguousRows
 from paceline.edge.runtimes.base import TOP, Runtime, Top
 from paceline.edge.sessions import Session
@@ -74,15 +75,39 @@ class DraftModel:
         return Segment(session.span, start, tokens, 1 if wanted else 0)
 
     def _choose(self, sessions: Sequence[Session], top: Top) -> list[int]:
-        """argmax(log q + noise) at each session's next absolute position, bias and penalties first."""
+        """The proposal at each session's next absolute position, bias and penalties first."""
         ids, logits = top
         if any(s.sampling.adjusts for s in sessions):
             ids, logits = ids.copy(), logits.astype(np.float64)
             for row, session in enumerate(sessions):
                 if session.sampling.adjusts:
                     self._adjust(session, ids[row], logits[row])
+        tokens = [0] * len(sessions)
+        for draws, propose in ((False, self._coupled), (True, self._drawn)):
+            rows = [row for row, session in enumerate(sessions) if session.draws is draws]
+            if rows:
+                for row, token in zip(rows, propose([sessions[r] for r in rows], ids[rows], logits[rows]), strict=True):
+                    tokens[row] = token
+        return tokens
+
+    @staticmethod
+    def _coupled(sessions: Sequence[Session], ids: np.ndarray, logits: np.ndarray) -> list[int]:
+        """argmax(log q + noise): the target's own noise."""
         positions = [len(s.committed) + len(s.tail) for s in sessions]
         tokens: list[int] = choose(logits, [s.sampling for s in sessions], positions, ids).tolist()
+        return tokens
+
+    @staticmethod
+    def _drawn(sessions: Sequence[Session], ids: np.ndarray, logits: np.ndarray) -> list[int]:
+        """Draws from integer weights, noted beside the tail; what the target's vocabulary lacks has none."""
+        tokens = []
+        shares = probabilities(logits, [s.sampling for s in sessions])
+        for session, candidates, share in zip(sessions, ids, shares, strict=True):
+            known = (candidates < session.vocabulary_size) & (share > 0)
+            weights = weights_of(candidates[known], share[known]) if known.any() else certain(0)
+            held, drafted = len(session.committed), len(session.tail)
+            session.weights[drafted:] = [weights]
+            tokens.append(draw(weights, session.sampling.seed, held, held + drafted))
         return tokens
 
     @staticmethod

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 from paceline.core.model import Span
+from paceline.core.rejection import certain
 from paceline.edge.sessions import Session
 
 LONGEST = 3  # tokens of a suffix that is looked up; then shorter ones down to 1
@@ -65,6 +66,7 @@ class NGram:
         for session in sessions:
             self._index(session, len(session.committed))
             session.tail[:] = self._propose(session, session.want)
+            session.weights[:] = [certain(token) for token in session.tail] if session.draws else []
         return list(sessions)
 
     def read(self, reads: Sequence[tuple[Session, int]]) -> None:

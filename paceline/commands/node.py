@@ -1,9 +1,10 @@
-"""`paceline drafter|target`: one node in the foreground, as systemd or the supervisor starts it."""
+"""`paceline drafter|target`: one node in the foreground, as systemd or the supervisor starts it.
+
+SIGTERM and Ctrl-C let it finish what it runs, given twice they end it; SIGHUP has it read the topology again.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from paceline.commands.options import NoDrafter, RunDir, TopologyFile
 from paceline.core.errors import PacelineError, UserError
 from paceline.deployment import ALL_NODES, writable
+from paceline.topology.orders import Orders
 from paceline.topology.process import configure_logging, follow_parent, notify
 from paceline.topology.spec import load_topology, require_models
 from paceline.topology.transports import make_transport, open_transport
@@ -24,21 +26,21 @@ if TYPE_CHECKING:
     from paceline.topology.spec import Topology
 
 NodeName = Annotated[str, typer.Argument(metavar="NAME", help="A name out of the topology.")]
-Serve = Callable[[anyio.Event], Coroutine[Any, Any, None]]
+Serve = Callable[[Orders], Coroutine[Any, Any, None]]
 
 
 def drafter(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None) -> None:
     """Run one drafter in the foreground, until SIGTERM or Ctrl-C."""
     topology = _prepare(topology_file, run_dir)
     _named(name, [drafter.name for drafter in topology.drafters], topology_file)
-    run_until_signal([_drafter(topology, name, run_dir, lambda: notify("READY=1"))])
+    run_until_signal(topology_file, [_drafter(topology, name, run_dir, lambda: notify("READY=1"))])
 
 
 def target(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
     """Run one target in the foreground, until SIGTERM or Ctrl-C."""
     topology = _prepare(topology_file, run_dir)
     _named(name, [target.name for target in topology.targets], topology_file)
-    run_until_signal([_target(topology, name, run_dir, lambda: notify("READY=1"), not no_drafter)])
+    run_until_signal(topology_file, [_target(topology, name, run_dir, lambda: notify("READY=1"), not no_drafter)])
 
 
 def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
@@ -56,17 +58,18 @@ def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDra
             notify("READY=1")
 
     run_until_signal(
+        topology_file,
         [
             *(_drafter(topology, name, run_dir, ready, shared) for name in drafters),
             *(_target(topology, name, run_dir, ready, not no_drafter, shared) for name in targets),
-        ]
+        ],
     )
 
 
 def _prepare(topology_file: Path, run_dir: Path | None) -> Topology:
-    follow_parent()
     configure_logging()
     topology = load_topology(topology_file)
+    follow_parent(topology.longest_drain)
     require_models(topology, str(topology_file))
     if run_dir is not None:
         writable(run_dir)
@@ -85,12 +88,18 @@ def _drafter(
     ready: Callable[[], None],
     shared: Transport | None = None,
 ) -> Serve:
-    async def serve(stop: anyio.Event) -> None:
+    async def serve(orders: Orders) -> None:
         from paceline.edge.drafter import run_drafter
 
         async with _transport(topology, name, shared) as transport:
             await run_drafter(
-                topology, topology.drafter(name), transport, key=_key(topology), run_dir=run_dir, ready=ready, stop=stop
+                topology,
+                topology.drafter(name),
+                transport,
+                key=_key(topology),
+                run_dir=run_dir,
+                ready=ready,
+                orders=orders,
             )
 
     return serve
@@ -104,7 +113,7 @@ def _target(
     with_drafters: bool,
     shared: Transport | None = None,
 ) -> Serve:
-    async def serve(stop: anyio.Event) -> None:
+    async def serve(orders: Orders) -> None:
         from paceline.cloud.target import run_target
 
         async with _transport(topology, name, shared) as transport:
@@ -116,7 +125,7 @@ def _target(
                 run_dir=run_dir,
                 with_drafters=with_drafters,
                 ready=ready,
-                stop=stop,
+                orders=orders,
             )
 
     return serve
@@ -127,26 +136,20 @@ def _transport(topology: Topology, name: str, shared: Transport | None) -> Abstr
 
 
 def _key(topology: Topology) -> bytes:
+    """Its length and mode were looked at when the topology was loaded."""
     path = topology.security.key_file
-    if path is None:
-        return b""
-    key = Path(path).read_bytes().strip()
-    if len(key) < 16:
-        raise UserError(f"{path}: a deployment key has at least 16 bytes")
-    return key
+    return b"" if path is None else path.read_bytes().strip()
 
 
-def run_until_signal(serves: Sequence[Serve]) -> None:
+def run_until_signal(topology_file: Path, serves: Sequence[Serve]) -> None:
     """Runs nodes on one asyncio loop (uvloop where installed) until SIGTERM, SIGINT or the first failure."""
 
     async def main() -> None:
-        stop = anyio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        orders = Orders(lambda: load_topology(topology_file))
+        orders.listen()
         async with anyio.create_task_group() as tasks:
             for serve in serves:
-                tasks.start_soon(serve, stop)
+                tasks.start_soon(serve, orders)
 
     try:
         anyio.run(main, backend_options={"use_uvloop": _has_uvloop()})

@@ -1,10 +1,17 @@
-"""`paceline up`: starts and supervises what belongs on this machine, until Ctrl-C."""
+"""`paceline up`: starts and supervises what belongs on this machine, until Ctrl-C.
+
+The first Ctrl-C (or SIGTERM) lets targets finish what they run, the second ends everything. SIGHUP makes every node
+read the topology again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +20,11 @@ import typer
 from paceline.commands.options import NoDrafter, RunDir, TopologyFile
 
 if TYPE_CHECKING:
+    from paceline.topology.orders import Orders
     from paceline.topology.spec import Topology
+    from paceline.topology.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 
 def up(topology_file: TopologyFile, no_drafter: NoDrafter = False, run_dir: RunDir = None) -> None:
@@ -29,29 +40,51 @@ def up(topology_file: TopologyFile, no_drafter: NoDrafter = False, run_dir: RunD
         asyncio.run(_up(topology, topology_file, directory, not no_drafter))
 
 
+@contextlib.asynccontextmanager
+async def _hurrying(orders: Orders, supervisor: Supervisor) -> AsyncIterator[None]:
+    """Within the block, the second order to leave reaches every node."""
+    from paceline.topology.orders import ONE_ORDER_SECONDS
+
+    async def hurry() -> None:
+        await orders.end.wait()
+        while True:
+            supervisor.pass_on(signal.SIGTERM)
+            await asyncio.sleep(ONE_ORDER_SECONDS)
+
+    task = asyncio.create_task(hurry())
+    try:
+        yield
+    finally:
+        await supervisor.stop(list(supervisor.children))
+        task.cancel()
+
+
 async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_drafters: bool) -> None:
     from paceline.deployment import nodes_here
+    from paceline.topology.credentials import api_url
+    from paceline.topology.orders import Orders
     from paceline.topology.process import notify
+    from paceline.topology.spec import load_topology
     from paceline.topology.supervisor import Supervisor, first_of
 
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    orders = Orders(lambda: load_topology(topology_file))
+    orders.listen()
     drafters, targets = nodes_here(topology, topology_file, run_dir, with_drafters=with_drafters)
-    async with Supervisor(run_dir) as supervisor:
+    async with Supervisor(run_dir) as supervisor, _hurrying(orders, supervisor):
         for node in (*drafters, *targets):
             supervisor.start(node)
         typer.echo(f"starting {', '.join(supervisor.children)}; logs and status files in {run_dir}")
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(orders.stop.wait())
         ready = asyncio.create_task(supervisor.wait_ready(list(supervisor.children)))
         await first_of(ready, stopping)
         if ready.done():
             ready.result()
             for target in topology.targets:
                 if target.name in supervisor.children or not drafters:
-                    typer.echo(f"{target.name} serves http://{target.api.listen}/v1")
+                    typer.echo(f"{target.name} serves {api_url(topology.security, target)}")
             typer.echo("ready; Ctrl-C stops everything")
             notify("READY=1")
+            orders.follow(lambda new: _pass_on(supervisor, new, topology_file, with_drafters))
             failed = asyncio.create_task(supervisor.failed.wait())
             await first_of(stopping, failed)
             failed.cancel()
@@ -61,3 +94,17 @@ async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_draft
                 await task
         await supervisor.stop([node.name for node in targets if node.name in supervisor.children])
         supervisor.check()
+
+
+def _pass_on(supervisor: Supervisor, topology: Topology, topology_file: Path, with_drafters: bool) -> None:
+    """Has every node read the topology again; processes that would come or go are those of the next start."""
+    from paceline.deployment import nodes_here
+
+    drafters, targets = nodes_here(topology, topology_file, supervisor.run_dir, with_drafters=with_drafters)
+    nodes = {node.name: node for node in (*drafters, *targets)}
+    if later := sorted(nodes.keys() ^ supervisor.children.keys()):
+        log.info("at the next start: %s", ", ".join(f"{'add' if n in nodes else 'remove'} {n}" for n in later))
+    for name, child in supervisor.children.items():
+        if name in nodes:
+            child.node = replace(child.node, drain=nodes[name].drain)
+    supervisor.pass_on(signal.SIGHUP)

@@ -90,6 +90,16 @@ class EmulatedStar:
         self.api = [f"http://127.0.0.1:{port}" for port in ports[1:]]
         self._started: list[subprocess.Popen[str]] = []
 
+    def edit(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Changes the topology file."""
+        topology = yaml.safe_load(self.path.read_text())
+        change(topology)
+        self.path.write_text(yaml.safe_dump(topology))
+
+    def node(self, role: str, name: str) -> subprocess.Popen[str]:
+        """`paceline drafter|target` in the background."""
+        return self.start(role, str(self.path), name, "--run-dir", str(self.run_dir))
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`paceline` in the background; its output is piped."""
         command = [sys.executable, "-m", "paceline", *arguments]

@@ -287,3 +287,29 @@ def test_numbers_out_of_range(run: Run, toy: Path, option: tuple[str, str]) -> N
     result = run("run", toy, *option)
     assert result.code == 2
     assert option[0] in result.err
+
+
+def test_a_reader_that_leaves_early_is_no_failure(toy: Path) -> None:
+    """`paceline schema | head -1` and `run … | head -1` end with 0 and say nothing."""
+    for arguments in (["schema"], ["run", str(toy), "--max-tokens", "3", "--json"]):
+        command = [sys.executable, "-m", "paceline", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()  # nobody reads a word
+            err = process.stderr.read()
+            assert (process.wait(60), err) == (0, ""), arguments
+
+
+def test_ctrl_c_while_the_command_line_loads_is_no_traceback() -> None:
+    """However early it comes once the program itself has begun: exit code 130 and not a word."""
+    program = (
+        "import sys, runpy\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['paceline', '--version']\n"
+        "runpy.run_module('paceline', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,12 +1,17 @@
-"""Starting processes: what goes wrong before one runs."""
+"""Starting and stopping processes, and what goes wrong on the way."""
 
 from __future__ import annotations
 
+import shutil
+import signal
+import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from paceline.core.errors import PacelineError
+from paceline.topology import supervisor as supervisor_module
 from paceline.topology.supervisor import Node, Supervisor
 
 pytestmark = pytest.mark.anyio
@@ -23,3 +28,54 @@ async def test_a_process_that_cannot_be_started_is_a_failure(tmp_path: Path) -> 
         supervisor.start(Node("node", ("/no/such/program",)))
         with pytest.raises(PacelineError, match="node cannot be started"):
             await supervisor.wait_ready(["node"], timeout=10)
+
+
+def python(program: str) -> tuple[str, ...]:
+    """A node that says that it is ready and then does as it is told here."""
+    notify = "from paceline.topology.process import notify; notify('READY=1'); "
+    return (sys.executable, "-c", "import os, signal, sys, time; " + notify + program)
+
+
+async def test_a_node_has_as_long_as_it_may_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that needs longer than the grace is not killed before its drain is over; one that hangs is, after both."""
+    monkeypatch.setattr(supervisor_module, "STOP_SECONDS", 0.4)
+    slow = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0))); time.sleep(60)"
+    hangs = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    async with Supervisor(tmp_path) as supervisor:
+        children = [
+            supervisor.start(Node("slow", python(slow), drain=5.0)),
+            supervisor.start(Node("hangs", python(hangs))),
+        ]
+        await supervisor.wait_ready(["slow", "hangs"])
+        await supervisor.stop(["slow"])
+        await supervisor.stop(["hangs"])
+    assert [child.process.returncode for child in children if child.process] == [0, -signal.SIGKILL]
+
+
+async def test_a_log_that_cannot_be_opened_costs_the_log_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A node that dies is started again even where there is no room for a log any more."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    async with Supervisor(run_dir) as supervisor:
+        child = supervisor.start(Node("node", python("time.sleep(60)"), restart=True))
+        await supervisor.wait_ready(["node"])
+        shutil.rmtree(run_dir)
+        assert child.process is not None
+        child.process.kill()
+        with anyio.fail_after(30):
+            while not (child.restarts and child.ready.is_set()):
+                await anyio.sleep(0.02)
+        supervisor.check()
+    assert "what node says is lost" in caplog.text
+
+
+async def test_a_node_that_speaks_on_is_heard(tmp_path: Path) -> None:
+    """Reloads and stops are told to the supervisor as well; its socket never fills up."""
+    talk = "[notify('STATUS=%d' % n) for n in range(500)]; open('done', 'w').close(); time.sleep(60)"
+    done = tmp_path / "done"
+    async with Supervisor(tmp_path) as supervisor:
+        supervisor.start(Node("node", python(talk.replace("'done'", repr(str(done))))))
+        await supervisor.wait_ready(["node"])
+        with anyio.fail_after(30):
+            while not done.exists():
+                await anyio.sleep(0.02)

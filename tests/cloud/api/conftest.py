@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from paceline.cloud.api.app import create_app
 from paceline.cloud.api.dispatch import Dispatch
@@ -55,6 +56,7 @@ class Target:
     engine: Engine
     service: CompletionService
     model: ToyModel
+    app: FastAPI
 
     async def complete(self, **body: Any) -> dict[str, Any]:
         """A completion that is expected to succeed."""
@@ -102,7 +104,7 @@ async def running(
             serve(app, "127.0.0.1:0") as url,
             httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=False) as client,
         ):
-            yield Target(client, url, engine, service, model)
+            yield Target(client, url, engine, service, model, app)
     finally:
         engine.inbox.put(Stop())
         thread.join(PATIENCE)

@@ -7,6 +7,7 @@ import json
 import socket
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -201,3 +202,91 @@ def test_binding_ipv6_and_a_free_port() -> None:
             assert bound.family == socket.AF_INET6
     except UserError as error:
         assert "cannot listen" in str(error)  # a machine without IPv6
+
+
+async def test_draining_lets_what_runs_finish_and_refuses_the_queue(running: Any) -> None:
+    """Queued calls get 503 with Retry-After at once, running ones all their tokens; then the target is idle."""
+    async with running(config=EngineConfig(max_sessions=2), pace=SLOW) as target:
+        begun = [asyncio.create_task(target.complete(prompt="x", max_tokens=300, ignore_eos=True)) for _ in range(2)]
+        await target.until(lambda: target.engine.live_sessions == 2)
+        queued = asyncio.create_task(target.client.post("/v1/completions", json=LONG | {"stream": True}))
+        await target.until(lambda: target.engine.queued == 1)
+        draining = asyncio.create_task(target.service.drain())
+        for response in (await queued, await target.client.post("/v1/completions", json=LONG)):
+            assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+            assert response.json()["error"]["code"] == "shutting_down"
+        assert not draining.done()
+        for call in begun:
+            assert (await call)["usage"]["completion_tokens"] == 300
+        await draining
+        assert target.engine.live_sessions == target.engine.queued == 0
+
+
+async def test_draining_keeps_all_choices_of_a_call_that_has_begun(running: Any) -> None:
+    """A call of three choices, two of which run, is finished as a whole."""
+    async with running(config=EngineConfig(max_sessions=2), pace=SLOW) as target:
+        call = asyncio.create_task(target.complete(prompt="x", max_tokens=100, ignore_eos=True, n=3))
+        await target.until(lambda: target.engine.queued == 1)
+        await target.service.drain()
+        assert (await call)["usage"]["completion_tokens"] == 300
+
+
+async def test_draining_an_idle_target_ends_at_once(target: Any) -> None:
+    """Nobody runs, nobody is waited for."""
+    with anyio.fail_after(1):
+        await target.service.drain()
+
+
+async def test_the_api_key_may_change(running: Any) -> None:
+    """The old key is refused from then on, the new one taken."""
+    async with running(api_key="old") as target:
+
+        async def status(key: str) -> int:
+            response = await target.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+            return int(response.status_code)
+
+        assert [await status("old"), await status("new")] == [200, 401]
+        target.app.state.api_key = "new"
+        assert [await status("old"), await status("new")] == [401, 200]
+
+
+async def test_a_body_that_comes_too_slowly_is_408(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed after a sentence, however steadily it trickles."""
+    monkeypatch.setattr("paceline.cloud.api.app.BODY_SECONDS", 0.3)
+    async with running() as target:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        answer = await _trickle(target.url, head)
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"body_too_slow" in answer
+        await target.complete(prompt="x", max_tokens=1)
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_connection_without_a_request_is_closed(
+    running: Any, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    """Whether it says nothing or a request's head that never ends; a stream that runs is left alone."""
+    monkeypatch.setattr("paceline.cloud.api.serving.REQUEST_SECONDS", 0.5)
+    async with running(pace=SLOW) as target:
+        stream = asyncio.create_task(target.events(prompt="x", max_tokens=600, ignore_eos=True))
+        assert await _trickle(target.url, head, trickles=bool(head)) == b""
+        assert json.loads((await stream)[-2])["choices"][0]["finish_reason"] == "length"
+
+
+async def _trickle(url: str, head: bytes, trickles: bool = True) -> bytes:
+    """Sends a byte now and then after `head` until the server ends the connection; what it had answered."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head)
+
+    async def feed() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            writer.write(b"x" if trickles else b"")
+
+    feeding = asyncio.create_task(feed())
+    try:
+        with anyio.fail_after(10):
+            return await reader.read()
+    finally:
+        feeding.cancel()
+        writer.close()

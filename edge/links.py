@@ -1,0 +1,57 @@
+"""A drafter's links to its targets: what happens on them becomes events of the service, and its replies messages."""
+
+from __future__ import annotations
+
+from paceline.edge.events import PeerDown, PeerUp, Received
+from paceline.edge.service import DrafterService
+from paceline.topology.limits import Unread
+from paceline.topology.peer import Peer
+from paceline.topology.wire import Hello, Message, Welcome
+
+
+class DrafterLinks:
+    """Between the loop that holds the links and the service's thread."""
+
+    def __init__(self) -> None:
+        self.service: DrafterService | None = None
+        self._unread = Unread(self._handled)
+        self._peers: dict[str, Peer] = {}
+        self._gone_in = 0
+        self._gone_out = 0
+
+    def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
+        assert isinstance(greeting, Hello) and self.service is not None
+        self._peers[peer.name] = peer
+        self._unread.up(peer)
+        self.service.inbox.put(PeerUp(peer.name, greeting))
+
+    def on_message(self, peer: Peer, message: Message) -> None:
+        assert self.service is not None
+        if peer.up and self._unread.takes(peer):
+            self.service.inbox.put(Received(peer.name, message))
+
+    def on_down(self, peer: Peer, reason: str) -> None:
+        assert self.service is not None
+        self._gone_in += peer.bytes_in
+        self._gone_out += peer.bytes_out
+        self._unread.down(peer)
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
+        self.service.inbox.put(PeerDown(peer.name))
+
+    def reply(self, target: str, message: Message) -> None:
+        """On the service's thread; a target that left a moment ago misses nothing."""
+        peer = self._peers.get(target)
+        if peer is not None:
+            peer.send(message)
+
+    def bytes(self) -> dict[str, int]:
+        """Since start, over all targets."""
+        peers = list(self._peers.values())
+        return {
+            "bytes_in": self._gone_in + sum(peer.bytes_in for peer in peers),
+            "bytes_out": self._gone_out + sum(peer.bytes_out for peer in peers),
+        }
+
+    def _handled(self, target: str) -> int:
+        return self.service.handled.get(target, 0) if self.service is not None else 0

@@ -1,0 +1,105 @@
+"""What one peer may send, however well it is known: so much a second, and so much ahead of whoever reads it.
+
+A peer above its limits loses its link; nobody else notices. Honest peers stay far below: they wait for answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.topology.peer import Peer
+from paceline.topology.refusals import RefusalLog
+from paceline.topology.wire import Error
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PeerLimits:
+    """burst_seconds: a peer that was quiet may send at once what its rates allow in so many seconds.
+
+    unread: what may wait for the thread that reads. stranger_frame: longest frame (bytes) before the handshake is over;
+    a Hello holds 4 bytes for every 256 ids of a vocabulary, and little else.
+    """
+
+    frames_per_second: float = 20_000.0
+    bytes_per_second: float = float(64 << 20)
+    burst_seconds: float = 2.0
+    unread_messages: int = 1024
+    unread_bytes: int = 64 << 20
+    stranger_frame: int = 64 << 10
+
+
+PEER_LIMITS = PeerLimits()
+
+
+class Meter:
+    """Two token buckets: a peer's frames and its bytes."""
+
+    def __init__(self, limits: PeerLimits, now: float) -> None:
+        self._limits = limits
+        self._frames = limits.frames_per_second * limits.burst_seconds
+        self._bytes = limits.bytes_per_second * limits.burst_seconds
+        self._at = now
+
+    def takes(self, size: int, now: float) -> bool:
+        """Counts a frame of `size` bytes; False once there were too many."""
+        limits, seconds = self._limits, now - self._at
+        self._at = now
+        frames, size_rate = limits.frames_per_second, limits.bytes_per_second
+        self._frames = min(limits.burst_seconds * frames, self._frames + seconds * frames) - 1
+        self._bytes = min(limits.burst_seconds * size_rate, self._bytes + seconds * size_rate) - size
+        return self._frames >= 0 and self._bytes >= 0
+
+
+@dataclass
+class _Waiting:
+    """handled: messages of the peer that were read at the last look. marks: what had come from it, in bytes, with each
+    message that is not read yet. read_bytes: the same with the last one that is."""
+
+    handled: int
+    marks: deque[int] = field(default_factory=deque)
+    read_bytes: int = 0
+
+
+class Unread:
+    """Messages of each peer that wait in a queue for the thread that reads it. On the loop's thread.
+
+    handled: how many messages of a peer (by name) that thread has read, ever.
+    """
+
+    def __init__(self, handled: Callable[[str], int], limits: PeerLimits = PEER_LIMITS) -> None:
+        self._handled = handled
+        self._limits = limits
+        self._waiting: dict[str, _Waiting] = {}
+        self._refusals = RefusalLog(log)
+
+    def up(self, peer: Peer) -> None:
+        """A new link."""
+        self._waiting[peer.name] = _Waiting(self._handled(peer.name))
+
+    def down(self, peer: Peer) -> None:
+        """The link is gone."""
+        self._waiting.pop(peer.name, None)
+
+    def takes(self, peer: Peer) -> bool:
+        """Whether one more message may be put into the queue; if not, the peer's link is closed."""
+        waiting = self._waiting[peer.name]
+        handled = self._handled(peer.name)
+        for _ in range(min(handled - waiting.handled, len(waiting.marks))):
+            waiting.read_bytes = waiting.marks.popleft()
+        waiting.handled = handled
+        waiting.marks.append(peer.bytes_in)
+        limits = self._limits
+        if len(waiting.marks) <= limits.unread_messages and peer.bytes_in - waiting.read_bytes <= limits.unread_bytes:
+            return True
+        self.refuse(peer, f"{peer.name} sends more than can be read")
+        return False
+
+    def refuse(self, peer: Peer, reason: str) -> None:
+        """Closes the link of a peer that floods."""
+        self._refusals.tell(peer.address, "flood", reason)
+        peer.close(Error("flood", reason))
