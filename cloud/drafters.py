@@ -6,14 +6,19 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+from paceline.cloud.measured import Average, Curve
 from paceline.cloud.sessions import DraftState, Session
 from paceline.core.percentiles import Window
-from paceline.topology.wire import Message, Welcome
+from paceline.topology.handshake import REJECTION
+from paceline.topology.wire import Drafted, Message, Welcome
 
 FIRST_DEADLINE = 1.0
 DEADLINE_SAMPLES = 16
 MIN_DEADLINE, MAX_DEADLINE = 0.005, 2.0
 MISSES_BEFORE_SUSPECT = 3
+RECENT_ROUNDS = 0xFFFF  # a mask: the last 16
+MISSES_OF_RECENT = 8
+MOST_LOST_SECONDS, FADING = 1.5, 15 / 16
 FIRST_SUSPICION, LONGEST_SUSPICION = 2.0, 30.0  # seconds until others trust it with sessions again
 RETURN_SECONDS = 1.0  # a drafter that is back must have stayed so long before sessions leave another for it
 SMOOTHING = 0.3  # of what a drafter says once a second about sessions of other targets
@@ -24,8 +29,9 @@ Policy = Literal["failover", "spread"]
 class DrafterState:
     """One drafter as this target sees it. `send` is None while its link is down.
 
-    It is `suspect` after three rounds with a miss in a row: its sessions move to another drafter, or stay, are not
-    waited for, and one of them probes it once a second. Any draft that counts ends that.
+    It is `suspect` after three rounds with a miss in a row, when half of the last rounds missed, or when misses have
+    cost too much time: its sessions move to another drafter, or stay, are not waited for, and one of them probes it
+    once a second. Any draft that counts ends that, but what was missed before is not forgotten at once.
     """
 
     def __init__(self, name: str, fixed_deadline: float | None) -> None:
@@ -34,16 +40,25 @@ class DrafterState:
         self.epoch = 0
         self.max_context = 0
         self.max_draft_length = 0
+        self.max_batch = 0
+        self.max_messages = 0
         self.max_sessions = 0
+        self.draws = False  # it can draw from weights and send them along
         self.up_at = 0.0
         self.full_until = 0.0
         self.others = 0.0  # sessions of other targets that it holds, as it last said
         self.handled = 0  # answers looked at, ever
         self.arrivals = Window(256)
+        self.step = Curve()  # of one draft token, over the sessions of a Draft
+        self.queue = Average(32)  # seconds that a Draft waits at the drafter
+        self.rtt = Average(32)  # of a Draft and its answer, without what the drafter did meanwhile
+        self.drafted_length = Average(32)
         self.suspect = False
         self.probe_at = 0.0
         self.fixed_deadline = fixed_deadline
-        self._misses = 0
+        self._misses = 0  # in a row
+        self._recent = 0  # a bit for each of the last rounds: missed or not
+        self._lost = 0.0  # seconds that were waited for nothing, fading
         self._suspicion = FIRST_SUSPICION
         self._trust_at = 0.0
         self._measured_deadline, self._measured_at = FIRST_DEADLINE, 0
@@ -57,15 +72,26 @@ class DrafterState:
         self.send, self.epoch, self.up_at = send, welcome.epoch, now
         self.max_context, self.max_draft_length = welcome.max_context, welcome.max_draft_length
         self.max_sessions = welcome.max_sessions
-        self.full_until = 0.0
+        self.max_batch, self.max_messages = welcome.max_batch, welcome.max_messages
+        self.draws = REJECTION in welcome.capabilities
+        self.full_until = self._lost = 0.0
+        self._recent = 0
         self.kept_up()
+
+    def together(self, lanes: int, size: float) -> int:
+        """How many of so many lanes, each with so many sessions, it drafts for in one step; 1 where it does not say."""
+        messages = lanes if self.max_messages == 0 else min(lanes, self.max_messages)
+        return max(1, min(messages, int(self.max_batch / size)))
 
     # --- the circuit breaker
 
     def missed(self, now: float) -> None:
         """A round went without a draft that it was waited for."""
         self._misses += 1
-        if self._misses >= MISSES_BEFORE_SUSPECT and not self.suspect:
+        self._recent = (self._recent << 1 | 1) & RECENT_ROUNDS
+        self._lost += self.deadline()
+        often = self._recent.bit_count() >= MISSES_OF_RECENT
+        if not self.suspect and (self._misses >= MISSES_BEFORE_SUSPECT or often or self._lost >= MOST_LOST_SECONDS):
             self.suspect = True
             self._trust_at = now + self._suspicion
             self._suspicion = min(2 * self._suspicion, LONGEST_SUSPICION)
@@ -73,6 +99,8 @@ class DrafterState:
     def kept_up(self) -> None:
         """A draft of it counted."""
         self._misses = 0
+        self._recent = self._recent << 1 & RECENT_ROUNDS
+        self._lost *= FADING
         self.suspect = False
 
     def reliable(self, now: float) -> bool:
@@ -80,6 +108,20 @@ class DrafterState:
         if self.suspect and now >= self._trust_at:
             self.suspect, self._misses = False, MISSES_BEFORE_SUSPECT - 1
         return self.up and not self.suspect
+
+    # --- what was measured
+
+    def drafted(self, message: Drafted, seconds: float) -> None:
+        """An answer with proposals came so long after it was asked for; a peer's own times are taken within that."""
+        lengths = [len(item.tokens) // 4 for item in message.items if item.tokens]
+        if not lengths:
+            return
+        draft = min(max(message.draft_us, 0) / 1e6, seconds)
+        queue = min(max(message.queue_us, 0) / 1e6, seconds - draft)
+        self.step.add(len(lengths), draft / max(lengths))
+        self.queue.add(queue)
+        self.rtt.add(seconds - draft - queue)
+        self.drafted_length.add(max(lengths))
 
     # --- the deadline
 

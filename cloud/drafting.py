@@ -7,15 +7,21 @@ the next forward checks, and every doubt ends in "send from what the drafter say
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from paceline.cloud.controller import Controller, Freedom
 from paceline.cloud.drafters import Drafters, DrafterState, Policy
 from paceline.cloud.lanes import Lane
 from paceline.cloud.sessions import Session
+from paceline.core.rejection import Weights
+from paceline.core.sampling import accepted
+from paceline.topology.weights import unpack_weights
 from paceline.topology.wire import (
     Close,
     Draft,
@@ -30,7 +36,10 @@ from paceline.topology.wire import (
     unpack_tokens,
 )
 
+logger = logging.getLogger(__name__)
+
 PROBE_INTERVAL = 1.0
+PROBE_LENGTH = 4
 KEPT_SEND_TIMES = 8
 OK, WARMING, UNKNOWN = int(Status.OK), int(Status.WARMING), int(Status.UNKNOWN)  # plain ints compare faster
 FULL, BEYOND = int(Status.FULL), int(Status.BEYOND)
@@ -40,22 +49,27 @@ FULL, BEYOND = int(Status.FULL), int(Status.BEYOND)
 class DraftingConfig:
     """drafters: names in order of preference. deadline: seconds, or None for the measured one.
 
+    draft_length: tokens proposed for a session in one round; None: what the controller chooses.
+
     max_tokens: of one session in one Draft; longer prompts go in several, each after the last one's answer.
     policy: which of several drafters serves a session (drafters.py).
+    verification: with `rejection`, a drafter that cannot draw makes coupled drafts instead, which are verified so.
     """
 
     drafters: tuple[str, ...] = ()
-    draft_length: int = 4
+    draft_length: int | None = 4
     deadline: float | None = None
     max_tokens: int = 16_384
     policy: Policy = "failover"
+    verification: Literal["coupled", "rejection"] = "coupled"
 
 
 class Drafting:
     """All drafters and every live session's soft state. Proposed ids from `vocabulary_size` on are dropped."""
 
-    def __init__(self, config: DraftingConfig, vocabulary_size: int) -> None:
+    def __init__(self, config: DraftingConfig, vocabulary_size: int, controller: Controller | None = None) -> None:
         self.config = config
+        self._controller = controller or Controller(Freedom(draft_length=config.draft_length))
         self._vocabulary_size = vocabulary_size
         self._drafters = Drafters(config.drafters, config.policy, config.deadline)
         self.sessions: dict[int, Session] = {}
@@ -121,6 +135,8 @@ class Drafting:
         if drafter is None:
             return
         drafter.link_up(welcome, send, now)
+        if self.config.verification == "rejection" and not drafter.draws:
+            logger.warning("drafter %s has no rejection: its drafts are coupled ones, the texts are right", name)
         for session in self.sessions.values():
             session.drafts.refused_until.pop(name, None)
             if session.drafts.drafter == name:
@@ -158,16 +174,15 @@ class Drafting:
             drafter = self._assign(session, now)
             k = self._draft_length(session, drafter, now)
             session.drafts.wanted = k > 0
-            if drafter is None or not k:
+            if drafter is None:
                 continue
-            if not drafter.suspect:
+            if k and not drafter.suspect:
                 session.drafts.awaited = session.drafts.caught_up
                 patience = max(patience, drafter.deadline())
-            elif now < drafter.probe_at:
-                continue
-            else:  # its answer ends the suspicion
-                drafter.probe_at = now + PROBE_INTERVAL
-            asked[session] = k
+                asked[session] = k
+            elif now >= drafter.probe_at and (probe := k or self._probe_length(session, drafter)):
+                drafter.probe_at = now + PROBE_INTERVAL  # nobody waits for it; its answer says how things are
+                asked[session] = probe
         if not asked:
             return
         unreached = self._send(asked, now)
@@ -193,14 +208,25 @@ class Drafting:
             else:
                 drafter.kept_up()
 
+    def _probe_length(self, session: Session, drafter: DrafterState) -> int:
+        """Of a draft that is asked for only to see whether drafting would pay by now."""
+        if self.config.draft_length is not None or session.drafts.unanswered_since is not None:
+            return 0
+        return self._bounded(PROBE_LENGTH, session, drafter)
+
     def _draft_length(self, session: Session, drafter: DrafterState | None, now: float) -> int:
         state = session.drafts
         if drafter is None or now < state.refused_until.get(drafter.name, 0.0):
             return 0
         if not state.caught_up and state.unanswered_since is not None and now < state.unanswered_since + PROBE_INTERVAL:
             return 0  # one Draft at a time until it has caught up
+        wanted = self.config.draft_length
+        return self._bounded(self._controller.length(session) if wanted is None else wanted, session, drafter)
+
+    @staticmethod
+    def _bounded(k: int, session: Session, drafter: DrafterState) -> int:
         room = drafter.max_context - len(session.tokens)
-        return max(0, min(self.config.draft_length, session.output.remaining - 1, drafter.max_draft_length, room))
+        return max(0, min(k, session.output.remaining - 1, drafter.max_draft_length, room))
 
     def _send(self, asked: dict[Session, int], now: float) -> list[Session]:
         """One Draft to each drafter concerned; returns the sessions that did not get through."""
@@ -241,7 +267,15 @@ class Drafting:
             sampling=session.request.sampling if opening else None,
             prompt_length=len(session.request.prompt) if opening else 0,
             limit=session.limit if opening else 0,
+            weights=opening and self._draws(session),
         )
+
+    def _draws(self, session: Session) -> bool:
+        """Whether its drafts are drawn from weights and verified by rejection."""
+        if self.config.verification == "coupled" or session.request.sampling.temperature <= 0:
+            return False
+        drafter = self._drafters.of(session.drafts)
+        return drafter is not None and drafter.draws
 
     # --- answers
 
@@ -254,23 +288,29 @@ class Drafting:
         if message.epoch != drafter.epoch or not drafter.up:
             return
         again, patience = {}, drafter.deadline()
-        for item in message.items:
+        seconds = 0.0
+        for item, weights in zip(message.items, _weights_of(message), strict=True):
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
                 continue
-            sent = session.drafts.sent_at.pop(item.position, None)
+            sent = session.drafts.answered(item.position)
             in_time = False
             if sent is not None and item.status == OK:
-                drafter.answered(now - sent)
-                in_time = now - sent <= patience
-            if self._take(session, item, drafter, now):
+                seconds = now - sent
+                drafter.answered(seconds)
+                in_time = seconds <= patience
+            if self._take(session, item, weights, drafter, now):
                 again[session] = session.drafts.wanted * self._draft_length(session, drafter, now)
             if drafter.suspect and (in_time or session.drafts.proposal):
                 drafter.kept_up()
+        if seconds:
+            drafter.drafted(message, seconds)
         if again:
             self._send(again, now)
 
-    def _take(self, session: Session, item: DraftedItem, drafter: DrafterState, now: float) -> bool:
+    def _take(
+        self, session: Session, item: DraftedItem, weights: Sequence[Weights], drafter: DrafterState, now: float
+    ) -> bool:
         """Applies one answer. True when the drafter lacks tokens that are to be sent again at once."""
         state = session.drafts
         state.unanswered_since = None
@@ -286,7 +326,10 @@ class Drafting:
             state.acknowledged = item.held
         if item.status == OK:
             state.caught_up = True
-            self._propose(session, item)
+            if weights and self._draws(session):
+                self._propose_drawn(session, item, weights)
+            else:
+                self._propose(session, item)
         else:
             state.awaited = False
             if item.status == WARMING:
@@ -304,9 +347,25 @@ class Drafting:
         late = len(session.tokens) - item.position
         tokens = self._known(unpack_tokens(item.tokens))
         if late == 0:
-            state.proposal, state.awaited = tokens, False
-        elif 0 < late < len(tokens) and tokens[:late] == session.tokens[item.position : item.position + late]:
-            state.proposal, state.awaited = tokens[late:], False
+            state.proposal, state.weights, state.awaited = tokens, (), False
+        elif late > 0 and tokens:
+            right = accepted(session.tokens[item.position :], tokens[:late])
+            self._controller.compared(session, right, min(late, len(tokens)))
+            if right == late < len(tokens):
+                state.proposal, state.weights, state.awaited = tokens[late:], (), False
+
+    def _propose_drawn(self, session: Session, item: DraftedItem, weights: Sequence[Weights]) -> None:
+        """Keeps a draft that follows exactly what is committed, up to where it may have been an id unknown here.
+
+        Nothing here may look at a token: it would bias the text (core/rejection.py). So a late draft is dropped whole,
+        and of several for one place the one that came last is used.
+        """
+        if item.position != len(session.tokens):
+            return
+        unknown = (place for place, row in enumerate(weights) if row.ids[-1] >= self._vocabulary_size)
+        known = next(unknown, len(weights))
+        state = session.drafts
+        state.proposal, state.weights, state.awaited = unpack_tokens(item.tokens)[:known], weights[:known], False
 
     def _known(self, tokens: array[int]) -> array[int]:
         """The tokens before the first id that the target's vocabulary lacks."""
@@ -316,8 +375,18 @@ class Drafting:
         return tokens[: next(unknown, len(tokens))]
 
 
+def _weights_of(message: Drafted) -> list[list[Weights]]:
+    """What the proposals of each item were drawn from; nothing for an item with tokens that were not."""
+    counts = [len(item.tokens) // 4 for item in message.items]
+    if message.weights is None:
+        return [[] for _ in counts]
+    rows = iter(unpack_weights(message.weights, sum(counts)))
+    items = [list(itertools.islice(rows, count)) for count in counts]
+    return [[row for row in item if row is not None] if all(item) else [] for item in items]
+
+
 def clear(sessions: Iterable[Session]) -> None:
     """After a round: what was proposed is used up."""
     for session in sessions:
-        session.drafts.proposal = ()
+        session.drafts.proposal = session.drafts.weights = ()
         session.drafts.awaited = False

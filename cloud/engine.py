@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.cloud.commit import Cut
+from paceline.cloud.controller import Controller, Freedom, Plan
 from paceline.cloud.drafting import Drafting, DraftingConfig, clear
-from paceline.cloud.events import Arrived, Cancel, Event, LinkDown, LinkUp, Reconfigure, Room, Submit
+from paceline.cloud.events import Arrived, Cancel, Drain, Event, LinkDown, LinkUp, Reconfigure, Room, Submit
 from paceline.cloud.lanes import Lane, Lanes
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.sessions import Session
@@ -33,9 +34,12 @@ EVENTS_A_TURN = 256  # then the lanes go on, whatever else has come
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Sizes of a target. prefill_chunk: prompt tokens that may ride along with a lane's round."""
+    """Sizes of a target. prefill_chunk: prompt tokens that may ride along with a lane's round.
 
-    lanes: int = 1
+    lanes: None for as many as the controller chooses.
+    """
+
+    lanes: int | None = 1
     max_sessions: int = 32
     prefill_chunk: int = 256
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
@@ -68,12 +72,13 @@ class Engine:
         self.model = model
         self.config = config
         self._vocabulary_size = min(model.vocabulary_size, len(token_bytes))  # the tail may be padding
-        self.drafting = Drafting(config.drafting, self._vocabulary_size)
+        self.controller = Controller(Freedom(config.lanes, config.drafting.draft_length))
+        self.drafting = Drafting(config.drafting, self._vocabulary_size, self.controller)
         self.statistics = TargetStatistics()
         self._token_bytes = token_bytes
         self._publish = publish
         self._clock = clock or RealClock()
-        self._lanes = Lanes(config.lanes)
+        self._lanes = Lanes(config.lanes or 1)
         self._waiting: deque[Request] = deque()  # no room yet
         self._prefilling: deque[Session] = deque()
         self._by_request: dict[str, Session] = {}
@@ -126,7 +131,7 @@ class Engine:
     @property
     def _speculates(self) -> bool:
         drafting = self.config.drafting
-        return bool(drafting.drafters) and drafting.draft_length > 0
+        return bool(drafting.drafters) and drafting.draft_length != 0
 
     @property
     def live_sessions(self) -> int:
@@ -153,18 +158,25 @@ class Engine:
             pass
         self._admit()
 
-    def _patience(self) -> float | None:
-        """Seconds until something is to be done without being told; None for never."""
+    def wake_at(self) -> float | None:
+        """When something is to be done without being told, on the engine's clock; None for never."""
         now = self._clock.now()
         if self._deltas or self._lanes.next_ready(now, peek=True) is not None or self._prompt_chunk_allowed(None):
-            return 0.0
-        wake_at = self._lanes.wake_at()
-        return None if wake_at is None else max(wake_at - now, 1e-4)
+            return now
+        return self._lanes.wake_at()
+
+    def _patience(self) -> float | None:
+        """Seconds that may be spent waiting for an event; None for any time."""
+        wake_at = self.wake_at()
+        if wake_at is None:
+            return None
+        seconds = wake_at - self._clock.now()
+        return max(seconds, 1e-4) if seconds > 0 else 0.0
 
     def _handle(self, event: Event) -> None:
         now = self._clock.now()
         if isinstance(event, Arrived):
-            self.drafting.arrived(event.drafter, event.message, now)
+            self.drafting.arrived(event.drafter, event.message, now if event.at is None else event.at)
         elif isinstance(event, Submit):
             self._waiting.append(event.request)
         elif isinstance(event, Cancel):
@@ -177,9 +189,20 @@ class Engine:
             self.drafting.said_room(event.drafter, event.free_sessions)
         elif isinstance(event, Reconfigure):
             self.config = event.config
+            self.controller.set_freedom(Freedom(event.config.lanes, event.config.drafting.draft_length))
             self.drafting.reconfigure(event.config.drafting)
+        elif isinstance(event, Drain):
+            self._refuse_waiting(event.reason)
         else:
             self._running = False
+
+    def _refuse_waiting(self, reason: str) -> None:
+        """Only further choices of calls that have begun still wait for room."""
+        begun = {session.request.call for session in self._by_request.values()}
+        for request in self._waiting:
+            if request.call not in begun:
+                self._deltas.append(Delta(request.id, finish_reason="error", error=reason, leaving=True))
+        self._waiting = deque(request for request in self._waiting if request.call in begun)
 
     def _admit(self) -> None:
         """Waiting requests become sessions, in order, as long as there is room."""
@@ -255,7 +278,10 @@ class Engine:
         started = self._clock.now()
         logits = self.model.forward(segments + chunks)[:, : self._vocabulary_size]
         verified = verify(logits, asking, drafts)
-        self.statistics.forward(self._clock.now() - started, bool(sessions), bool(chunks))
+        seconds = self._clock.now() - started
+        self.statistics.forward(seconds, bool(sessions), bool(chunks))
+        if sessions and not chunks:
+            self.controller.verified(sum(len(segment.tokens) for segment in segments), seconds)
         return verified
 
     # --- commit, next Draft, publish
@@ -277,15 +303,21 @@ class Engine:
     def _send_drafts(self, lane: Lane | None, joined: Sequence[tuple[Lane, Session]]) -> None:
         """The lane's next Draft leaves now; a session that joined another lane asks for its first one."""
         now = self._clock.now()
-        alone = [(other, session) for other, session in joined if other is not lane]
+        moved = [(other, session) for other, session in joined if other is not lane]
         if lane is not None:
             lane.chunk_spent = False
-            moved = self._lanes.rebalance(lane)
-            if moved is not None:
-                alone.append(moved)
+            self._lanes.use(self._decide(now).lanes)
+            moved += self._lanes.rebalance(lane)
             self.drafting.request(lane, lane.sessions, now)
-        for other, session in alone:
-            self.drafting.request(other, [session], now)
+        asking: dict[int, tuple[Lane, list[Session]]] = {}
+        for other, session in moved:
+            asking.setdefault(other.index, (other, []))[1].append(session)
+        for other, sessions in asking.values():
+            self.drafting.request(other, sessions, now)
+
+    def _decide(self, now: float) -> Plan:
+        decoding = [session for lane in self._lanes for session in lane.sessions]
+        return self.controller.decide(decoding, self.drafting.drafters.values(), now)
 
     def _end(self, sessions: Sequence[Session]) -> None:
         """Frees the sessions at both ends."""
@@ -301,8 +333,10 @@ class Engine:
 
     def _publish_round(self, in_lane: int, verified: Sequence[Verified], cuts: Sequence[Cut]) -> None:
         """Texts and counts, after the next Draft has left; the first `in_lane` sessions were in the lane."""
-        for index, ((session, _, log_probs, drafted), cut) in enumerate(zip(verified, cuts, strict=True)):
+        for index, ((session, verified_tokens, log_probs, drafted), cut) in enumerate(zip(verified, cuts, strict=True)):
             tokens, finish_reason = cut
+            if drafted:
+                self.controller.compared(session, len(verified_tokens) - 1, drafted)
             if index < in_lane:
                 self.statistics.round(len(tokens), drafted, self._speculates)
             else:

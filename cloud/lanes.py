@@ -22,11 +22,23 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of a target; the next ready one is looked for after the one that went last."""
+    """All lanes of a target; the next ready one is looked for after the one that went last.
+
+    Lanes beyond those in use are there until their sessions have moved over.
+    """
 
     def __init__(self, count: int) -> None:
-        self.lanes = [Lane(index) for index in range(count)]
+        self.lanes: list[Lane] = []
         self._last = 0
+        self.use(count)
+
+    def use(self, count: int) -> None:
+        """From now on so many lanes: sessions move as their rounds end."""
+        self.in_use = count
+        while len(self.lanes) < count:
+            self.lanes.append(Lane(len(self.lanes)))
+        while len(self.lanes) > count and not self.lanes[-1].sessions:
+            self.lanes.pop()
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self.lanes)
@@ -53,9 +65,12 @@ class Lanes:
 
     def join(self, session: Session) -> Lane:
         """New sessions go to the smaller lane."""
-        lane = min(self.lanes, key=lambda lane: len(lane.sessions))
+        lane = self._smallest()
         lane.sessions.append(session)
         return lane
+
+    def _smallest(self) -> Lane:
+        return min(self.lanes[: self.in_use], key=lambda lane: len(lane.sessions))
 
     def leave(self, session: Session) -> None:
         """Removes a session from whichever lane holds it."""
@@ -64,10 +79,13 @@ class Lanes:
                 lane.sessions.remove(session)
                 return
 
-    def rebalance(self, lane: Lane) -> tuple[Lane, Session] | None:
-        """After a round: out of balance by more than one, one session that ended its round moves over."""
-        smallest = min(self.lanes, key=lambda other: len(other.sessions))
-        if len(lane.sessions) - len(smallest.sessions) <= 1:
-            return None
-        smallest.sessions.append(lane.sessions.pop())
-        return smallest, smallest.sessions[-1]
+    def rebalance(self, lane: Lane) -> list[tuple[Lane, Session]]:
+        """After a lane's round: who is too many in it moves to the smallest lane."""
+        moved = []
+        while lane.sessions:
+            smallest = self._smallest()
+            if lane.index < self.in_use and len(lane.sessions) - len(smallest.sessions) <= 1:
+                break
+            smallest.sessions.append(lane.sessions.pop())
+            moved.append((smallest, smallest.sessions[-1]))
+        return moved

@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Sequence
 
 from paceline.cloud.commit import Output
+from paceline.cloud.measured import Agreement
 from paceline.cloud.requests import Request
 from paceline.core.model import Span
+from paceline.core.rejection import Weights
 from paceline.core.sampling import History
 
 
@@ -16,6 +18,7 @@ class DraftState:
 
     acknowledged: committed tokens the drafter said it holds; check: hash of exactly those.
     refused_until: by drafter; for ever once the session is past its context window.
+    agreement: how often its draft tokens are right.
     caught_up: the drafter has read what was committed, so waiting for its drafts is worth while.
     """
 
@@ -26,6 +29,8 @@ class DraftState:
         self.wanted = False  # the last round asked for a draft
         self.cut = False  # the last Draft held only a part of what was committed
         self.proposal: Sequence[int] = ()
+        self.weights: Sequence[Weights] = ()  # what the proposal was drawn from; none where it is a coupled one
+        self.agreement = Agreement(window=192)
         self.forget()
 
     def forget(self) -> None:
@@ -35,6 +40,13 @@ class DraftState:
         self.caught_up = False
         self.unanswered_since: float | None = None
         self.sent_at: dict[int, float] = {}  # version → time, of the last few Drafts
+
+    def answered(self, version: int) -> float | None:
+        """When that version was sent, once: no older one is answered after it."""
+        sent = self.sent_at.pop(version, None)
+        for older in [other for other in self.sent_at if other < version]:
+            del self.sent_at[older]
+        return sent
 
 
 class Session:

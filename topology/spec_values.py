@@ -177,6 +177,7 @@ def read_seconds(value: Any, base: Base = None) -> float:
 def read_step_times(value: Any, base: Base = None) -> StepTimes:
     """Milliseconds, or a mapping from the size of a pass to milliseconds. Raises ValueError."""
     points = value if isinstance(value, dict) else {1: value}
+    points = {int(size) if isinstance(size, str) and size.isdecimal() else size: ms for size, ms in points.items()}
     for size, ms in points.items():
         if type(size) is not int or not 1 <= size <= 1 << 20:
             raise ValueError(f"must have sizes of passes from 1 to {1 << 20} as keys, not {shown(size)}")

@@ -117,3 +117,46 @@ def test_late_replies_count_towards_the_deadline() -> None:
     assert bench.engine.step()
     arrivals = bench.engine.drafting.drafters["d"].arrivals
     assert arrivals.percentile(100) == pytest.approx(0.151)
+
+
+def test_a_drafter_that_answers_every_third_time_is_not_waited_for_for_long() -> None:
+    """Never three misses in a row, yet half of the rounds are lost: the lane decodes plainly soon."""
+    bench = Bench()
+    drafter, _, text = bench.opened(ask(max_tokens=400))
+    for _ in range(4):
+        miss(bench, 2)
+        have = len(bench.ids["r"])
+        if not bench.engine.drafting.drafters["d"].suspect:
+            drafter.answer(drafter.last(), text[have : have + 4])
+            assert bench.engine.step()
+    waited = bench.clock.now()
+    for _ in range(40):
+        assert bench.engine.step()
+    assert bench.clock.now() == waited
+    assert bench.ids["r"] == text[: len(bench.ids["r"])]
+
+
+def test_misses_that_cost_much_time_make_a_drafter_suspect_sooner() -> None:
+    """At a deadline of a second the second miss is one too many; at 5 ms only the third is."""
+    for deadline, misses in ((1.0, 2), (0.005, 3)):
+        state = DrafterState("d", deadline)
+        for count in range(1, misses + 1):
+            assert not state.suspect
+            state.missed(float(count))
+        assert state.suspect
+
+
+def test_an_answer_to_an_older_version_is_no_measurement_after_a_newer_one() -> None:
+    """A drafter that names a Draft of long ago does not stretch the deadline."""
+    bench = Bench()
+    drafter, _, text = bench.opened()
+    old = drafter.last()
+    bench.clock.advance(0.101)
+    assert bench.engine.step()
+    drafter.answer(drafter.last(), text[len(bench.ids["r"]) :][:4])
+    assert bench.engine.step()
+    count = bench.engine.drafting.drafters["d"].arrivals.count
+    bench.clock.advance(1.5)
+    drafter.answer(old, [0])
+    bench.engine.step()
+    assert bench.engine.drafting.drafters["d"].arrivals.count == count

@@ -46,9 +46,12 @@ def test_one_prompt_chunk_between_two_rounds_of_a_lane(lanes: int) -> None:
 
 def test_new_sessions_join_the_smaller_lane_and_lanes_stay_in_balance() -> None:
     """Four sessions are two and two; when both of one lane end, one of the others moves over after its round."""
-    bench = Bench(drafters=(), lanes=2)
-    lengths = [200, 4, 200, 4]
-    bench.submit(*[ask(f"r{i}", [i], length, seed=i) for i, length in enumerate(lengths)])
+    bench = Bench(lanes=2)
+    requests = [ask(f"r{i}", [i], length, seed=i) for i, length in enumerate([200, 4, 200, 4])]
+    drafter = FakeDrafter(bench)
+    drafter.oracle = always_right(requests)
+    drafter.up()
+    bench.submit(*requests)
     bench.engine.step()
     sizes = [len(lane.sessions) for lane in bench.engine._lanes]
     assert sizes == [2, 2]
@@ -60,6 +63,31 @@ def test_new_sessions_join_the_smaller_lane_and_lanes_stay_in_balance() -> None:
     bench.finish()
     assert bench.ids["r0"] == plain(ask("r0", [0], 200, seed=0))
     assert bench.ids["r2"] == plain(ask("r2", [2], 200, seed=2))
+
+
+def test_without_a_drafter_all_sessions_go_in_one_pass() -> None:
+    """Lanes hide drafting; where nobody drafts, several passes would only cost time. With the drafter they return."""
+    bench = Bench(lanes=2)
+    requests = [ask(f"r{i}", [i], 400, seed=i) for i in range(4)]
+    drafter = FakeDrafter(bench)
+    drafter.oracle = always_right(requests)
+    drafter.up()
+    bench.submit(*requests)
+    bench.engine.step()
+    assert [len(lane.sessions) for lane in bench.engine._lanes] == [2, 2]
+    drafter.down()
+    for _ in range(3):
+        bench.engine.step()
+    bench.model.passes.clear()
+    for _ in range(3):
+        assert bench.engine.step()
+    assert [len(segments) for segments in bench.model.passes] == [4, 4, 4]
+    drafter.up()
+    bench.engine.step()
+    bench.engine.step()
+    assert [len(lane.sessions) for lane in bench.engine._lanes] == [2, 2]
+    bench.finish()
+    assert {r.id: bench.ids[r.id] for r in requests} == {r.id: plain(r) for r in requests}
 
 
 def test_a_session_that_moves_to_another_lane_is_drafted_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.topology.spec import Address
-from paceline.topology.spec_values import read_address, read_seconds, read_size
+from paceline.topology.spec_values import read_address, read_seconds, read_size, read_step_times
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,16 @@ def test_no_addresses(text: object) -> None:
     """Anything that is not host:port is refused."""
     with pytest.raises(ValueError, match=r"must (be host:port|have a port)"):
         read_address(text)
+
+
+def test_step_times_are_a_number_or_numbers_by_size() -> None:
+    """YAML gives sizes as numbers or as text; the curve is sorted by size."""
+    assert read_step_times(2).points == ((1, 2.0),)
+    assert read_step_times({"8": 3, 1: 2.5}).points == ((1, 2.5), (8, 3.0))
+
+
+@pytest.mark.parametrize("value", ["2", True, {}, {0: 1}, {1: -1}, {1: "x"}, {"one": 1}, {1: float("nan")}, [1], None])
+def test_what_is_no_step_time_is_refused(value: object) -> None:
+    """Sizes from 1, milliseconds from 0, at least one of them."""
+    with pytest.raises(ValueError, match="must"):
+        read_step_times(value)

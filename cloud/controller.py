@@ -1,0 +1,212 @@
+"""How long drafts are and how many lanes there are, chosen again and again from what was measured.
+
+The model is the planner's (core/costs.py): a lane's round takes T = max(L·S, S + R, L·V) and gains A tokens a session.
+Here S, R and V are what passes and answers of the last rounds took, with the time that Drafts waited at the drafter,
+and A comes from how often each session's drafts were right. k = 0 is plain decoding in one lane; then one session's
+draft is asked for now and then without being waited for, so that a change for the better is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.cloud.drafters import DrafterState
+from paceline.cloud.measured import Agreement, Curve
+from paceline.cloud.sessions import Session
+from paceline.core.costs import MAX_DRAFT_LENGTH, expected_tokens, round_seconds
+from paceline.core.profile import StepTimes
+
+FIRST_LENGTH = 4
+DECIDE_ROUNDS = 8
+LEAST_GAIN = 1.01  # a change must promise so much
+PRIOR_TOKENS = 8.0  # a new session is judged by all sessions for so many tokens
+FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds of plain decoding after speculation was given up at once
+LANES = (1, 2, 3, 4, 6, 8)
+
+
+class Plan(NamedTuple):
+    """What holds until the next decision.
+
+    least: a draft token is worth its place in the pass if it is right with this probability.
+    """
+
+    lanes: int
+    draft_length: int
+    least: float = 0.0
+
+    def length(self, agreement: float) -> int:
+        """Of a session whose drafts are right so often."""
+        if self.least <= 0.0 or agreement >= 1.0 or self.draft_length == 0:
+            return self.draft_length
+        if agreement <= self.least:
+            return 0
+        return min(self.draft_length, int(math.log(self.least) / math.log(agreement)))
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """What the controller may choose. None: anything."""
+
+    lanes: int | None = 1
+    draft_length: int | None = FIRST_LENGTH
+
+
+class Controller:
+    """One target's. All times in seconds."""
+
+    def __init__(self, freedom: Freedom) -> None:
+        self.verify = Curve()
+        self.agreement = Agreement(window=512)
+        self._rounds = 0
+        self._rest, self._rest_until, self._speculating_since = FIRST_REST, 0.0, 0.0
+        self.set_freedom(freedom)
+
+    def set_freedom(self, freedom: Freedom) -> None:
+        """What the topology leaves open, now."""
+        self.freedom = freedom
+        length = FIRST_LENGTH if freedom.draft_length is None else freedom.draft_length
+        self.plan = Plan(freedom.lanes or 1, length)
+
+    # --- what was measured
+
+    def verified(self, tokens: int, seconds: float) -> None:
+        """A pass over so many tokens of a lane, without any prompt."""
+        self.verify.add(tokens, seconds)
+        self._rounds += 1
+
+    def compared(self, session: Session, right: int, drafted: int) -> None:
+        """Of a session's draft so many tokens were right before the first wrong one, or before its end."""
+        tried = right + (right < drafted)
+        session.drafts.agreement.add(right, tried)
+        self.agreement.add(right, tried)
+
+    def agreement_of(self, session: Session) -> float:
+        """How often the session's draft tokens are right."""
+        return session.drafts.agreement.value(self._common_agreement, PRIOR_TOKENS)
+
+    @property
+    def _common_agreement(self) -> float:
+        return self.agreement.value(0.7, PRIOR_TOKENS)
+
+    # --- what follows
+
+    def length(self, session: Session) -> int:
+        """The session's next draft length."""
+        if self.freedom.draft_length is not None:
+            return self.freedom.draft_length
+        return self.plan.length(self.agreement_of(session))
+
+    def decide(self, sessions: Sequence[Session], drafters: Iterable[DrafterState], now: float) -> Plan:
+        """The plan for the coming rounds; looked at anew every few rounds."""
+        able = [drafter for drafter in drafters if drafter.reliable(now)]
+        if not able:  # one pass over all is the quickest plain decoding
+            return Plan(1, self.plan.draft_length, self.plan.least)
+        free = self.freedom
+        open_questions = free.lanes is None or free.draft_length is None
+        if self._rounds < DECIDE_ROUNDS or not open_questions or not sessions:
+            return self.plan
+        known = [drafter for drafter in able if drafter.step]
+        if not self.verify or not known:
+            return self.plan
+        self._rounds = 0
+        self._change(_Outlook(self.verify.times(), known, [self.agreement_of(s) for s in sessions], self.plan), now)
+        return self.plan
+
+    def _change(self, outlook: _Outlook, now: float) -> None:
+        """Takes the best plan if it promises enough more than the present one."""
+        free, present = self.freedom, self.plan
+        lanes = [count for count in LANES if count <= outlook.sessions] if free.lanes is None else [free.lanes]
+        lengths = range(MAX_DRAFT_LENGTH + 1) if free.draft_length is None else [free.draft_length]
+        best, most = Plan(present.lanes, present.draft_length), -1.0
+        for count in lanes:
+            for k in lengths:
+                if k == 0 and count != lanes[0]:
+                    continue
+                rate = outlook.rate(count, k)
+                if rate > most * (1 + 1e-9):
+                    best, most = Plan(count, k), rate
+        rate = outlook.rate(present.lanes, present.draft_length)
+        if most < rate * LEAST_GAIN:
+            best, most = Plan(present.lanes, present.draft_length), rate
+        if best.draft_length == 0 < present.draft_length:
+            self._give_up(now)
+        elif best.draft_length > 0 == present.draft_length:
+            if now < self._rest_until:
+                return
+            self._speculating_since = now
+        self.plan = Plan(best.lanes, best.draft_length, outlook.least(best.lanes, best.draft_length, most))
+
+    def _give_up(self, now: float) -> None:
+        """Speculation that is given up soon after it was taken up is not tried again so soon."""
+        self._rest = min(2 * self._rest, LONGEST_REST) if now - self._speculating_since < 5.0 else FIRST_REST
+        self._rest_until = now + self._rest
+
+
+class _Outlook:
+    """What a plan would bring, by what is known now."""
+
+    def __init__(
+        self, verify: StepTimes, drafters: Sequence[DrafterState], agreements: Sequence[float], present: Plan
+    ) -> None:
+        self.sessions = len(agreements)
+        self._verify = verify
+        self._drafters = drafters
+        self._agreements = agreements
+        self._totals: dict[int, tuple[float, int]] = {}
+        self._present = present
+
+    def rate(self, lanes: int, k: int) -> float:
+        """Tokens a second of the target."""
+        gain, tokens = self._total(k)
+        return gain / self._round(lanes, self.sessions / lanes, tokens / lanes, k)
+
+    def least(self, lanes: int, k: int, rate: float) -> float:
+        """The probability at which one more draft token in the pass brings as much as the time it takes is worth."""
+        size, tokens = self.sessions / lanes, self._total(k)[1] / lanes
+        if tokens <= size:
+            return 0.0
+        more = (self._verify.ms(tokens) - self._verify.ms(size)) / 1000.0 / (tokens - size)
+        return min(0.99, more * rate)
+
+    def _total(self, k: int) -> tuple[float, int]:
+        """(tokens gained, tokens verified) of all sessions in one round of each, at present prices."""
+        if k not in self._totals:
+            plan = self._present._replace(draft_length=k)
+            lengths = [plan.length(agreement) for agreement in self._agreements]
+            gains = map(expected_tokens, self._agreements, lengths)
+            self._totals[k] = math.fsum(gains), sum(lengths) + len(lengths)
+        return self._totals[k]
+
+    def _round(self, lanes: int, size: float, tokens: float, k: int) -> float:
+        verify = self._verify.ms(tokens) / 1000.0
+        if k == 0:
+            return lanes * verify
+        share = 1.0 / len(self._drafters)
+        return max(self._with_drafter(drafter, lanes, size * share, k, verify) for drafter in self._drafters)
+
+    def _with_drafter(self, drafter: DrafterState, lanes: int, size: float, k: int, verify: float) -> float:
+        """T of lanes that wait for this drafter. What others make them wait grows with k, for others choose alike."""
+        usual = drafter.drafted_length.value
+        waiting = max(0.0, drafter.queue.value - self._own_queue(drafter)) * min(4.0, k / usual)
+        return _cycle(drafter, lanes, size, k, verify, waiting)
+
+    def _own_queue(self, drafter: DrafterState) -> float:
+        """How long a lane's Draft waits behind those of the target's own other lanes, as things are."""
+        lanes, k = self._present.lanes, self._present.draft_length
+        size = self.sessions / lanes / len(self._drafters)
+        verify = self._verify.ms(self._total(k)[1] / lanes) / 1000.0
+        alone = k * drafter.step.times().ms(size) / 1000.0 + drafter.rtt.value + verify
+        return max(0.0, _cycle(drafter, lanes, size, k, verify, 0.0) - max(alone, lanes * verify))
+
+
+def _cycle(drafter: DrafterState, lanes: int, size: float, k: int, verify: float, waiting: float) -> float:
+    """T of lanes at a drafter, which drafts for several of them together where they would else wait for one another."""
+    step, rtt = drafter.step.times(), drafter.rtt.value + waiting
+    alone = round_seconds(k * step.ms(size) / 1000.0, verify, rtt, lanes=lanes)
+    batch = drafter.together(lanes, size)
+    if batch == 1:
+        return alone
+    return min(alone, round_seconds(k * step.ms(size * batch) / 1000.0, verify, rtt, lanes=lanes, batch=batch))
