@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "nodes": ("node", "nodes", ""),  # every node in one process; for the memory link, not for people
     "keys": ("keys", "app", "Make the deployment's key and certificates."),
     "broker": ("broker", "broker", ""),  # what local_broker starts
+    "bench": ("bench", "bench", "Measure plain, standard, star, two-lane and auto side by side."),
     "schema": ("schema", "schema", "Print the JSON Schema of topology files, for editors."),
     "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks, links."),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -14,12 +14,13 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.core.percentiles import summary
 
 
-class Endpoint(NamedTuple):
+@dataclass(frozen=True)
+class Endpoint:
     """A target's completions: its name, the URL, and the API key where it has one."""
 
     target: str
     url: str
-    key: str | None
+    key: str | None = field(repr=False)
 
 
 @dataclass
@@ -67,14 +68,23 @@ async def complete(
             if response.status_code != 200:
                 failure = UserError if response.status_code == 400 else PacelineError
                 raise failure(f"{target}: {_refusal(response.status_code, await response.aread())}")
-            async for line in response.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
+            async for line in _lines(response):
+                if line.startswith(b"data: ") and line != b"data: [DONE]":
                     _take(done, json.loads(line[6:]), progress)
     except httpx.HTTPError as error:
         raise PacelineError(f"{target} broke off: {type(error).__name__} {error}".rstrip()) from error
     if done.finish_reason is None:
         raise PacelineError(f"{target} ended the stream without a finish reason")
     return done
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Up to each line feed. httpx's own lines also end at separators that a text may hold, such as U+2028."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _take(done: Completion, event: dict[str, Any], progress: Callable[[int], None]) -> None:

@@ -18,8 +18,11 @@ import httpx
 from paceline.client import Completion, Endpoint, complete
 from paceline.core.errors import PacelineError
 from paceline.deployment import nodes_here
+from paceline.topology.credentials import api_url
 from paceline.topology.spec import Topology
+from paceline.topology.spec_checks import BROKER
 from paceline.topology.supervisor import Supervisor, first_of
+from paceline.topology.tls import api_client_context
 
 SETTLE_SECONDS = 3.0
 
@@ -42,10 +45,10 @@ class Star:
     ) -> list[Completion]:
         """Sends all prompts at once, spread over the targets in turn; answers in the prompts' order."""
         names = list(targets or self.targets)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = {name: await stack.enter_async_context(self.client(name)) for name in dict.fromkeys(names)}
             calls = [
-                complete(client, self.endpoint(name), prompt, options, progress)
+                complete(clients[name], self.endpoint(name), prompt, options, progress)
                 for prompt, name in zip(prompts, itertools.cycle(names), strict=False)
             ]
             everything: asyncio.Future[list[Completion]] = asyncio.gather(*calls)
@@ -61,11 +64,17 @@ class Star:
                 with contextlib.suppress(asyncio.CancelledError, PacelineError):
                     await everything
 
-    def endpoint(self, target: str) -> Endpoint:
+    def client(self, name: str) -> httpx.AsyncClient:
+        """A client that believes the certificate of that target, where it has one, and no other."""
+        trust = api_client_context(self.topology.security, self.topology.target(name))
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False, verify=trust)
+
+    def endpoint(self, name: str) -> Endpoint:
         """Where this machine finds a target's API, and what it wants to be shown."""
-        api = self.topology.target(target).api
-        key = api.key_file.read_text().strip() if api.key_file is not None else None
-        return Endpoint(target, f"http://{api.listen.from_here}/v1/completions", key)
+        target = self.topology.target(name)
+        key = target.api.key_file.read_text().strip() if target.api.key_file is not None else None
+        return Endpoint(name, f"{api_url(self.topology.security, target)}/completions", key)
 
     async def linked(self) -> None:
         """Waits until every target has a link to its drafters, for a few seconds at the most; it serves without."""
@@ -85,18 +94,20 @@ class Star:
 
     async def _until(self, holds: Callable[[dict[str, Any]], bool], names: Sequence[str]) -> None:
         """Until status files written from now on all say so, or SETTLE_SECONDS have passed."""
-        asked = time.time()
-        while time.time() < asked + SETTLE_SECONDS:
+        asked, deadline = time.time(), time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
             states = [self.supervisor.status(name) for name in names]
             if all(state.get("time", 0.0) > asked and holds(state) for state in states):
                 return
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
-        """Targets first, so that drafters see them leave."""
+        """Targets first, so that drafters see them leave; a broker last."""
         children = self.supervisor.children
-        await self.supervisor.stop([name for name in children if name not in self.drafters])
-        await self.supervisor.stop([name for name in children if name in self.drafters])
+        last = [*self.drafters, BROKER]
+        await self.supervisor.stop([name for name in children if name not in last])
+        for later in (self.drafters, [BROKER]):
+            await self.supervisor.stop([name for name in children if name in later])
 
     def report(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """What `run --json` prints."""
@@ -113,6 +124,7 @@ class Star:
         tokens = sum(len(completion.token_ids) for completion in mine)
         return {
             "name": name,
+            "verification": self.topology.target(name).verification,
             "tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
             "acceptance_length": status.get("acceptance_length"),
             "rounds": status.get("rounds"),

@@ -30,12 +30,15 @@ class Rule:
     read: Callable[[Any, Base], Any]
     schema: Mapping[str, Any]
     as_text: bool = False  # how it is written to JSON
+    write: Callable[[Any], Any] | None = None  # the same, where text is not it
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         def validate(value: Any, info: core_schema.ValidationInfo[Any]) -> Any:
             return self.read(value, (info.context or {}).get("base"))
 
-        serialization = core_schema.to_string_ser_schema() if self.as_text else None
+        serialization: Any = core_schema.to_string_ser_schema() if self.as_text else None
+        if self.write is not None:
+            serialization = core_schema.plain_serializer_function_ser_schema(self.write)
         return core_schema.with_info_plain_validator_function(validate, serialization=serialization)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
@@ -188,6 +191,11 @@ def read_step_times(value: Any, base: Base = None) -> StepTimes:
     return StepTimes(tuple(sorted((size, float(ms)) for size, ms in points.items())))
 
 
+def write_step_times(times: StepTimes) -> Any:
+    """As a topology file holds it."""
+    return dict(times.points) if len(times.points) > 1 else times.points[0][1]
+
+
 def cache_folder() -> Path:
     """Where fetched models are: ${PACELINE_CACHE}, else paceline in the user's cache folder."""
     own = os.environ.get("PACELINE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "paceline")
@@ -292,6 +300,7 @@ StepMilliseconds = Annotated[
             ],
             "examples": [2.0, {1: 10.0, 8: 12.5, 64: 31.0}],
         },
+        write=write_step_times,
     ),
 ]
 Flag = Annotated[bool, Rule(read_flag, {"type": "boolean"})]

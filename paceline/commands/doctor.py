@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import logging
+import sys
 from collections.abc import Iterator
 
 import typer
@@ -15,25 +16,44 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(topology_file: OptionalTopologyFile = None, as_json: Json = False) -> None:
-    """Check this machine: versions, devices, ports, models, keys, clocks. Exit 1 when something fails."""
-    failed = False
+    """Check this machine: versions, devices, ports, models, keys, clocks, links. Exit 1 when something fails."""
+    logging.getLogger("paceline").addHandler(logging.NullHandler())  # the report says what goes wrong
     found: list[Probe] = []
-    probes = _probes(topology_file)
+    for probe in _with_spinner(_probes(topology_file)):
+        found.append(probe)
+        if not as_json:  # as they come: importing torch or measuring links takes a second or two
+            _print(probe)
+    failed = any(probe.status == "fail" for probe in found)
     if as_json:
-        found = list(probes)
-        failed = any(probe.status == "fail" for probe in found)
-        typer.echo(json.dumps({"ok": not failed, "checks": [dataclasses.asdict(probe) for probe in found]}, indent=2))
-    else:
-        for probe in probes:  # printed as they come: importing torch takes a second or two
-            failed = failed or probe.status == "fail"
-            status = typer.style(f"{probe.status:<4}", fg=_STYLES[probe.status])
-            typer.echo(f"{status}  {probe.name:<18} {probe.detail}" + (f" → {probe.advice}" if probe.advice else ""))
+        typer.echo(json.dumps({"ok": not failed, "checks": [probe.report() for probe in found]}, indent=2))
     if failed:
         raise typer.Exit(1)
 
 
+def _print(probe: Probe) -> None:
+    status = typer.style(f"{probe.status:<4}", fg=_STYLES[probe.status])
+    typer.echo(f"{status}  {probe.name:<18} {probe.detail}" + (f" → {probe.advice}" if probe.advice else ""))
+
+
+def _with_spinner(probes: Iterator[Probe]) -> Iterator[Probe]:
+    """Shows that something goes on until the next line is there, where someone looks at it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield from probes
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    while True:
+        with console.status("looking …"):
+            probe = next(probes, None)
+        if probe is None:
+            return
+        yield probe
+
+
 def _probes(topology_file: OptionalTopologyFile) -> Iterator[Probe]:
-    from paceline.commands import probes, topology_probes
+    from paceline.commands import broker_probes, certificate_probes, link_probes, probes, topology_probes
+    from paceline.topology.link_meter import Measured
     from paceline.topology.spec import load_topology
 
     topology = load_topology(topology_file) if topology_file else None
@@ -43,8 +63,14 @@ def _probes(topology_file: OptionalTopologyFile) -> Iterator[Probe]:
     yield from probes.clocks()
     yield from probes.gpu(needs)
     yield from probes.providers(needs)
-    if topology is not None:
-        yield from topology_probes.ports(topology)
+    if topology is not None and topology_file is not None:
         yield from topology_probes.models(topology)
         yield from topology_probes.keys(topology)
-        yield from topology_probes.reach(topology)
+        yield from certificate_probes.certificates(topology, topology_file)
+        broker = list(broker_probes.broker(topology))
+        yield from broker
+        reachable = all(probe.status == "ok" for probe in broker if probe.name == "broker")
+        links = link_probes.measure_links(topology) if reachable else {}
+        running = {link.drafter.name for link, outcome in links.items() if isinstance(outcome, Measured)}
+        yield from topology_probes.ports(topology, running)
+        yield from link_probes.probes(topology, links)

@@ -7,10 +7,10 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -23,12 +23,17 @@ FLAGS_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
 
 @dataclass(frozen=True)
 class Probe:
-    """One line: what was looked at, how it is, and what to do when it is not well."""
+    """One line: what was looked at, how it is, and what to do when it is not well. numbers: for machines."""
 
     name: str
     status: Status
     detail: str
     advice: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def report(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {"name": self.name, "status": self.status, "detail": self.detail, "advice": self.advice, **self.numbers}
 
 
 def version_of(package: str) -> str | None:

@@ -1,15 +1,17 @@
-"""What `doctor` asks of this machine for one topology: ports, models, keys, and the way to other hosts."""
+"""What `doctor` asks of this machine for one topology: ports, models, keys."""
 
 from __future__ import annotations
 
 import errno
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from paceline.commands.probes import Probe
+from paceline.core.errors import UserError
+from paceline.topology.credentials import api_url
 from paceline.topology.spec import Address, DrafterSpec, TargetSpec, Topology
+from paceline.topology.tls import api_client_context
 
 Node = DrafterSpec | TargetSpec
 _WEIGHTS = {".safetensors", ".bin", ".onnx", ".plan", ".engine"}
@@ -39,8 +41,8 @@ def threads(topology: Topology | None) -> int:
     return sum(node.threads or 1 for node in here(topology)) if topology else 0
 
 
-def ports(topology: Topology) -> Iterator[Probe]:
-    """Each address that a node of this machine listens on is free."""
+def ports(topology: Topology, running: Collection[str]) -> Iterator[Probe]:
+    """Each address that a node of this machine listens on is free, or that node's. running: drafters that answered."""
     for node in here(topology):
         if isinstance(node, DrafterSpec) and topology.link.transport != "tcp":
             continue
@@ -48,9 +50,11 @@ def ports(topology: Topology) -> Iterator[Probe]:
         why = _bind(listen)
         if why is None:
             yield Probe(node.name, "ok", f"{listen} is free")
+        elif node.name in running or (isinstance(node, TargetSpec) and _serves(topology, node)):
+            yield Probe(node.name, "ok", f"{listen}: it is running")
         else:
             key = "listen" if isinstance(node, DrafterSpec) else "api.listen"
-            advice = f"stop the program that uses it, or choose another {key} (is the topology running already?)"
+            advice = f"stop the program that uses it, or choose another {key}"
             yield Probe(node.name, "fail", f"{listen}: {why}", advice if why == "in use" else f"choose another {key}")
 
 
@@ -89,23 +93,16 @@ def keys(topology: Topology) -> Iterator[Probe]:
         yield Probe("key file", "ok", "none; every drafter listens on loopback only")
 
 
-def reach(topology: Topology) -> Iterator[Probe]:
-    """Round trip to drafters on other hosts, as the time that a TCP connection takes."""
-    if topology.link.transport != "tcp":
-        return
-    for target in topology.targets:
-        for drafter in topology.drafters_of(target):
-            if target.host is not None or drafter.host is None:
-                continue
-            address = topology.connect_address(drafter, target)
-            name = f"{target.name} → {drafter.name}"
-            try:
-                start = time.perf_counter()
-                with socket.create_connection((address.host, address.port), timeout=1.0):
-                    yield Probe(name, "ok", f"{address}, {(time.perf_counter() - start) * 1e3:.1f} ms round trip")
-            except OSError as error:
-                why = error.strerror or str(error)
-                yield Probe(name, "warn", f"{address}: {why}", "start the drafter there, or check the firewall")
+def _serves(topology: Topology, target: TargetSpec) -> bool:
+    """Whether that very target answers at its API's address."""
+    import httpx
+
+    url = api_url(topology.security, target).removesuffix("/v1") + "/health"
+    try:
+        answer = httpx.get(url, timeout=1.0, trust_env=False, verify=api_client_context(topology.security, target))
+        return set(answer.json()["drafters"]) == set(target.drafters.names)
+    except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError, UserError):
+        return False
 
 
 def _bind(listen: Address) -> str | None:

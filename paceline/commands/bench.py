@@ -1,0 +1,164 @@
+"""`paceline bench`: plain, standard, star, lanes and auto side by side, under the same load, in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.commands.options import Json, TopologyFile
+from paceline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.bench import Job, Measured, Mode
+    from paceline.topology.spec import Topology
+
+TEXTS = (
+    "def add(a, b):\n",
+    "import os\n\n\nclass ",
+    '"""This module provides ',
+    "for name in sorted(",
+    "    def __init__(self, ",
+    "try:\n    import ",
+    "from collections import ",
+    "if __name__ == ",
+)
+TOY_PROMPT_TOKENS = 16
+
+
+def bench(
+    topology_file: TopologyFile,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, help="Requests to each target. Default: 4 × in flight.")
+    ] = None,
+    in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Requests at each target at a time.")] = 4,
+    modes: Annotated[
+        str, typer.Option("--modes", help="Of plain,standard,star,lanes,auto; with commas between.")
+    ] = "plain,standard,star,lanes,auto",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns of each mode; the median one counts.")] = 1,
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="Emulated nodes on virtual time: seconds instead of minutes.")
+    ] = False,
+    rtt: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="With --virtual: round trip of every link.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Measure plain, standard, star, two-lane and auto side by side, and check that their texts are the same."""
+    from paceline import bench as core
+    from paceline.topology.spec import load_topology, require_models
+    from paceline.topology.spec_checks import is_emulated
+
+    topology = load_topology(topology_file)
+    require_models(topology, str(topology_file))
+    emulated = all(is_emulated(target) for target in topology.targets)
+    if virtual and not emulated:
+        raise UserError("--virtual needs a topology whose models are all emulated")
+    if rtt and not virtual:
+        raise UserError("--rtt-ms is for --virtual; real links have the round trip that they have")
+    prompts = core.toy_prompts(64, TOY_PROMPT_TOKENS, _vocabulary_size(topology)) if emulated else list(TEXTS)
+    job = core.Job(prompts, requests or 4 * in_flight, in_flight, max_tokens, temperature)
+    chosen = core.modes(topology, [name.strip() for name in modes.split(",")])
+    found = _measure(chosen, job, repeats, virtual, rtt / 1000.0, quiet=as_json)
+    reference = found.get("plain") or next(iter(found.values()))
+    rows = [
+        core.row(mode, job, found[mode.name], reference, _predicted(mode, job, rtt / 1000.0 if virtual else None))
+        for mode in chosen
+    ]
+    if as_json:
+        typer.echo(json.dumps({"rows": rows, "emulated": emulated, "virtual_time": virtual}))
+    else:
+        _show(rows, job, emulated, virtual)
+    if not all(row["identical_text"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _measure(chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: float, quiet: bool) -> dict[str, Measured]:
+    """The median turn of each mode, by its tokens a second; turns of the modes are interleaved."""
+    from paceline.bench import tokens_per_second
+
+    turns: dict[str, list[Measured]] = {mode.name: [] for mode in chosen}
+    for repeat in range(1 if virtual else repeats):
+        for mode in chosen:
+            if not quiet and sys.stderr.isatty():
+                typer.echo(f"\r\x1b[K{mode.name}, turn {repeat + 1} of {repeats} …", err=True, nl=False)
+            turns[mode.name].append(_turn(mode, job, virtual, rtt))
+    if not quiet and sys.stderr.isatty():
+        typer.echo("\r\x1b[K", err=True, nl=False)
+
+    def rate(measured: Measured) -> float:
+        return sum(map(tokens_per_second, measured.answers.values()))
+
+    return {name: sorted(some, key=rate)[len(some) // 2] for name, some in turns.items()}
+
+
+def _turn(mode: Mode, job: Job, virtual: bool, rtt: float) -> Measured:
+    if virtual:
+        from paceline import bench_virtual
+
+        return bench_virtual.measure(mode, job, rtt)
+    from paceline import bench_real
+
+    return asyncio.run(bench_real.measure(mode, job))
+
+
+def _predicted(mode: Mode, job: Job, rtt: float | None) -> float | None:
+    """What the planner says, where the topology holds the numbers that it needs."""
+    from paceline.topology.planner import plan
+    from paceline.topology.planner_inputs import Conditions
+
+    try:
+        conditions = Conditions(
+            prompt_tokens=max(1, len(job.prompt(0))), output_tokens=job.max_tokens, in_flight=job.in_flight, rtt=rtt
+        )
+        return plan(mode.topology, conditions).tokens_per_s
+    except UserError:
+        return None
+
+
+def _vocabulary_size(topology: Topology) -> int:
+    from paceline.topology.spec import Profile
+
+    return min((target.profile or Profile()).vocabulary_size for target in topology.targets)
+
+
+def _show(rows: list[dict[str, Any]], job: Job, emulated: bool, virtual: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    kind = "emulated, virtual time" if virtual else "emulated" if emulated else "measured here"
+    title = f"{kind}: {job.in_flight} in flight a target, {job.max_tokens} tokens each; times in ms"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    headings = ("mode", "N", "lanes", "k", "tok/s", "plan", "TTFT", "gap", "p99", "σ", "whole", "A", "busy", "text")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("mode", "text") else "right", no_wrap=True)
+    for row in rows:
+        gaps, predicted = row["itl_ms"], row["predicted_tokens_per_s"]
+        busy, accepted = row["drafter_utilization"], row["acceptance_length"]
+        table.add_row(
+            row["mode"],
+            str(row["targets"]),
+            str(row["lanes"]),
+            str(row["draft_length"]),
+            f"{row['tokens_per_s']:.0f}",
+            "–" if predicted is None else f"{predicted:.0f}",
+            f"{row['ttft_ms']['p50']:.0f}",
+            f"{gaps['p50']:.3g}",
+            f"{gaps['p99']:.3g}",
+            f"{gaps['std']:.1f}",
+            f"{row['e2e_ms']['p50']:.0f}",
+            "–" if accepted is None else f"{accepted:.2f}",
+            "–" if busy is None else f"{100 * busy:.0f}%",
+            "same" if row["identical_text"] else "DIFFERS",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        "N: targets under load. k: draft length. plan: tokens/s predicted. gap, p99, σ: of\n"
+        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter.",
+        style="dim",
+        highlight=False,
+    )
