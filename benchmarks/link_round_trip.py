@@ -5,7 +5,8 @@
 What a target and its drafter use is `channel`: the engine thread of one process sends, the loop of the other
 hands the frame to its engine thread through a queue, and back. It stands beside the bare blocking socket
 (the floor), the same with a reader thread and a queue (the floor of any design with an engine thread), and
-asyncio streams (the usual design, without any thread). Ways take turns, so that a busy machine hits all alike.
+asyncio streams (the usual design, without any thread). `channel tls` is the channel inside TLS 1.3 with a certificate
+at both ends, as beyond loopback. Ways take turns, so that a busy machine hits all alike.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from paceline.topology.certificate_checks import fingerprint
+from paceline.topology.credentials import node_files
+from paceline.topology.keyring import Keyring
 from paceline.topology.links.base import Channel
-from paceline.topology.links.tcp import TcpTransport, split_address
+from paceline.topology.links.tcp import ServerTls, TcpTransport
+from paceline.topology.links.tcp_channel import split_address
+from paceline.topology.tls import client_context, server_context
 
 PAYLOAD = bytes(200)
 WAYS = ["socket", "socket+queue", "streams", "streams uvloop", "channel", "channel uvloop"]
+WAYS += ["channel tls", "channel tls uvloop"]
 RoundTrip = Callable[[], object]
 
 
@@ -38,18 +47,27 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each way")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--certificates", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve)
+        serve(options.serve, options.certificates)
         return
+    with tempfile.TemporaryDirectory() as folder:
+        certificates = Path(folder)
+        Keyring(certificates, certificates / "deployment.key").fill("echo", {"drafter": [], "target": []})
+        report(measured(options, certificates), options.json)
+
+
+def measured(options: argparse.Namespace, certificates: Path) -> dict[str, list[float]]:
+    """Seconds of each round trip, by way."""
     ways = [way for way in WAYS if "uvloop" not in way or importlib.util.find_spec("uvloop")]
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(options.repeats):
         for way in ways:
-            with echo_process(way) as address, client(way, address) as measure:
+            with echo_process(way, certificates) as address, client(way, address, certificates) as measure:
                 measure(200)
                 times[way] += measure(options.rounds)
-    report(times, options.json)
+    return times
 
 
 def report(times: dict[str, list[float]], as_json: bool) -> None:
@@ -63,16 +81,16 @@ def report(times: dict[str, list[float]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{'':16}{'p50 µs':>9}{'p99 µs':>9}{'× socket':>10}{'× streams':>11}")
+    print(f"{'':19}{'p50 µs':>9}{'p99 µs':>9}{'× socket':>10}{'× streams':>11}")
     for way, row in rows.items():
         ratios = f"{row['ratio_to_socket']:10.2f}{row['ratio_to_streams']:11.2f}"
-        print(f"{way:16}{row['p50_us']:9.1f}{row['p99_us']:9.1f}{ratios}")
+        print(f"{way:19}{row['p50_us']:9.1f}{row['p99_us']:9.1f}{ratios}")
 
 
 @contextlib.contextmanager
-def echo_process(way: str) -> Iterator[str]:
+def echo_process(way: str, certificates: Path) -> Iterator[str]:
     """A process that echoes; gives its address."""
-    command = [sys.executable, __file__, "--serve", way]
+    command = [sys.executable, __file__, "--serve", way, "--certificates", str(certificates)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -96,15 +114,25 @@ def event_loop(way: str) -> Iterator[asyncio.AbstractEventLoop]:
         loop.close()
 
 
+def transport(way: str, certificates: Path, node: str) -> TcpTransport:
+    """The channel's, as one node speaks it."""
+    if "tls" not in way:
+        return TcpTransport()
+    files = node_files(certificates, node)
+    shown = ServerTls(server_context(files), fingerprint(files.certificate))
+    return TcpTransport(server_tls=shown, client_tls=client_context(files))
+
+
 # The echoing side.
 
 
-def serve(way: str) -> None:
+def serve(way: str, certificates: Path) -> None:
     if way.startswith("socket"):
         serve_socket(with_queue=way.endswith("queue"))
         return
     with event_loop(way) as loop:
-        loop.run_until_complete(serve_streams() if way.startswith("streams") else serve_channel())
+        streams = way.startswith("streams")
+        loop.run_until_complete(serve_streams() if streams else serve_channel(transport(way, certificates, "drafter")))
 
 
 def serve_socket(with_queue: bool) -> None:
@@ -130,7 +158,7 @@ async def serve_streams() -> None:
     await asyncio.Event().wait()
 
 
-async def serve_channel() -> None:
+async def serve_channel(transport: TcpTransport) -> None:
     def accept(channel: Channel) -> None:
         inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         channel.receive(inbox.put, lambda reason: None)
@@ -141,7 +169,7 @@ async def serve_channel() -> None:
 
         threading.Thread(target=engine, daemon=True).start()
 
-    listener = await TcpTransport().listen("127.0.0.1:0", accept)
+    listener = await transport.listen("127.0.0.1:0", accept)
     print(listener.address, flush=True)
     await asyncio.Event().wait()
 
@@ -152,7 +180,7 @@ Measure = Callable[[int], list[float]]
 
 
 @contextlib.contextmanager
-def client(way: str, address: str) -> Iterator[Measure]:
+def client(way: str, address: str, certificates: Path) -> Iterator[Measure]:
     """A function that makes so many round trips and returns their seconds."""
     if way.startswith("socket"):
         with socket.create_connection(split_address(address)) as connection:
@@ -170,18 +198,18 @@ def client(way: str, address: str) -> Iterator[Measure]:
             yield lambda rounds: loop.run_until_complete(timed_streams(reader, writer, rounds))
             writer.close()
     else:
-        with channel_client(way, address) as measure:
+        with channel_client(way, address, transport(way, certificates, "target")) as measure:
             yield measure
 
 
 @contextlib.contextmanager
-def channel_client(way: str, address: str) -> Iterator[Measure]:
+def channel_client(way: str, address: str, transport: TcpTransport) -> Iterator[Measure]:
     """The loop in its own thread, as in a target; the caller is the engine thread."""
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     ready: queue.SimpleQueue[tuple[Channel, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def link() -> None:
-        channel = await TcpTransport().dial(address)
+        channel = await transport.dial(address, "drafter")
         channel.receive(inbox.put, lambda reason: None)
         stop = asyncio.Event()
         ready.put((channel, asyncio.get_running_loop(), stop))

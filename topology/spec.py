@@ -16,14 +16,8 @@ from pydantic import ValidationError
 
 from paceline.core.errors import UserError
 from paceline.topology import yaml_lines
-from paceline.topology.spec_checks import (
-    Parts,
-    cross_check,
-    key_files,
-    missing_models,
-    same_language,
-    unsupported,
-)
+from paceline.topology.key_checks import key_files
+from paceline.topology.spec_checks import Parts, cross_check, missing_models, same_language, unsupported
 from paceline.topology.spec_errors import Finding, Problem, SpecErrors, dotted, located
 from paceline.topology.spec_models import (
     Api,
@@ -76,12 +70,15 @@ _SECTIONS: dict[tuple[str, ...], type[Section]] = {
 }
 
 
-def load_topology(path: Path | str) -> Topology:
-    """Reads and checks a topology file. Raises SpecErrors with all problems, or UserError when it cannot be read."""
-    return parse_topology(read_text(Path(path)), str(path), Path(path).parent)
+def load_topology(path: Path | str, *, look_at_keys: bool = True) -> Topology:
+    """Reads and checks a topology file. Raises SpecErrors with all problems, or UserError when it cannot be read.
+
+    look_at_keys: False for who is about to make the keys and certificates that it names.
+    """
+    return parse_topology(read_text(Path(path)), str(path), Path(path).parent, look_at_keys=look_at_keys)
 
 
-def parse_topology(text: str, file: str, base: Path) -> Topology:
+def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = True) -> Topology:
     """A topology out of text. file: what messages call it; base: what relative paths are relative to."""
     base = base.absolute()
     document = yaml_lines.read_yaml(text)
@@ -91,7 +88,9 @@ def parse_topology(text: str, file: str, base: Path) -> Topology:
     data = _with_profiles(document, file, base, problems)
     topology, findings = _validate(data, base)
     parts = Parts.of(topology) if topology else _salvage(data, findings, base)
-    findings += [*cross_check(parts), *unsupported(parts), *key_files(parts)]
+    findings += [*cross_check(parts), *unsupported(parts)]
+    if look_at_keys:
+        findings += key_files(parts, file)
     if not findings and not problems:
         findings += same_language(parts)
     problems += [located(finding, document, file) for finding in findings]

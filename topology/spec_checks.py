@@ -6,14 +6,18 @@ parse is left out, so that one wrong value does not hide the other problems.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
+from paceline.topology.credentials import api_certificate, api_is_encrypted, name_problem, needs_certificate
 from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Host, LinkSpec, Profile, Security, TargetSpec, Topology
 from paceline.topology.spec_values import Address, cache_folder, did_you_mean
 from paceline.topology.yaml_lines import Path
+
+BROKER = "broker"  # the node that local_broker starts
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Parts:
 
 def cross_check(parts: Parts) -> Iterator[Finding]:
     """Everything that does not fit together."""
-    for check in (_targets, _names, _references, _hosts, _addresses, _reach, _keys, _link, _models, _profiles):
+    checks = (_targets, _names, _references, _hosts, _addresses, _reach, _keys, _link, _models, _profiles, _rejection)
+    for check in checks:
         yield from check(parts)
 
 
@@ -69,41 +74,10 @@ def unsupported(parts: Parts) -> Iterator[Finding]:
 def _missing_features(target: TargetSpec) -> Iterator[tuple[str, str]]:
     if target.engine == "vllm":
         yield "engine", "vllm is not available in this version; use torch"
-    if target.lanes == "auto":
-        yield "lanes", "auto is not available in this version; use a number from 1 to 8"
-    if target.draft_length == "auto":
-        yield "draft_length", "auto is not available in this version; use a number from 0 to 16"
-    if target.verification == "rejection":
-        yield "verification", "rejection is not available in this version; use coupled"
     if target.draft_ahead:
         yield "draft_ahead", "is not available in this version; remove it"
     if target.verify_budget is not None:
         yield "verify_budget", "is not available in this version; remove it"
-
-
-def key_files(parts: Parts) -> Iterator[Finding]:
-    """Key files that this machine needs are there, and nobody else can read them."""
-    files: list[tuple[Path, FilePath | None]] = []
-    if parts.security:
-        files.append((("security", "key_file"), parts.security.key_file))
-    files += [(("targets", i, "api", "key_file"), t.api.key_file) for i, t in parts.targets.items() if not t.host]
-    for path, file in files:
-        if file is not None and (why := key_file_problem(file)):
-            yield Finding(path, why)
-
-
-def key_file_problem(file: FilePath) -> str | None:
-    """Why a key file cannot be used, or None."""
-    try:
-        if not file.is_file():
-            return f"{file} does not exist"
-        mode = file.stat().st_mode & 0o777
-        size = file.stat().st_size
-    except OSError as error:
-        return f"{file} cannot be read: {error.strerror}"
-    if mode & 0o077:
-        return f"{file} can be read by other users (mode {mode:03o}); run: chmod 600 {file}"
-    return f"{file} is empty" if size == 0 else None
 
 
 def missing_models(topology: Topology) -> list[Finding]:
@@ -159,7 +133,12 @@ def _hosts(parts: Parts) -> Iterator[Finding]:
 def _addresses(parts: Parts) -> Iterator[Finding]:
     """No two sockets of one machine want the same port."""
     seen: list[tuple[str | None, Address, str]] = []
+    over_broker = parts.link.transport == "mqtt"
+    if over_broker and parts.link.local_broker and _broker_address(parts.link) is not None:
+        seen.append((None, parts.link.broker_address, "link.broker"))
     for section, index, node in parts.nodes():
+        if over_broker and section == "drafters":
+            continue  # it listens at the broker
         path, listen = _listen(section, index, node)
         for host, other, who in seen:
             same = other.host == listen.host or other.is_any or listen.is_any
@@ -204,8 +183,10 @@ def _reach(parts: Parts) -> Iterator[Finding]:
 
 
 def _keys(parts: Parts) -> Iterator[Finding]:
-    """Whatever listens beyond loopback needs a key."""
+    """Whatever listens beyond loopback needs a key, and a certificate unless encryption is turned off."""
     for index, drafter in parts.drafters.items():
+        if parts.link.transport == "mqtt":
+            break  # drafters listen at the broker: see _mqtt
         if not drafter.listen.is_loopback and parts.security is not None and parts.security.key_file is None:
             message = f"{drafter.listen} is reachable from other machines: that needs security.key_file"
             yield Finding(("drafters", index, "listen"), message)
@@ -213,15 +194,115 @@ def _keys(parts: Parts) -> Iterator[Finding]:
         if not target.api.listen.is_loopback and target.api.key_file is None:
             message = f"{target.api.listen} is reachable from other machines: that needs targets[{index}].api.key_file"
             yield Finding(("targets", index, "api", "listen"), message)
+        elif parts.security is not None:
+            yield from _api_certificate(("targets", index, "api"), parts.security, target)
+    if parts.security is not None:
+        yield from _certificate_names(parts, parts.security)
+
+
+def _rejection(parts: Parts) -> Iterator[Finding]:
+    """Whoever can put words into a drafter's mouth can bias texts: its links have a key, and nobody can change them."""
+    if parts.security is None or parts.link.transport == "memory":
+        return
+    open_to_all = set()
+    if parts.link.transport == "tcp" and not parts.security.encrypt:
+        open_to_all = {drafter.name for drafter in parts.drafters.values() if not drafter.listen.is_loopback}
+    for index, target in parts.targets.items():
+        path = ("targets", index, "verification")
+        if target.verification != "rejection" or not target.drafters.names:
+            continue
+        if parts.security.key_file is None:
+            yield Finding(path, "rejection needs authenticated links: write security.key_file, or use coupled")
+        elif exposed := open_to_all & set(target.drafters.names):
+            message = f"rejection needs a link to {min(exposed)} that nobody can change: remove encrypt: false"
+            yield Finding(path, f"{message}, or use coupled")
+
+
+def _api_certificate(path: Path, security: Security, target: TargetSpec) -> Iterator[Finding]:
+    api = target.api
+    if (api.cert is None) != (api.key is None):
+        given, other = ("cert", "key") if api.key is None else ("key", "cert")
+        yield Finding((*path, given), f"needs {other} beside it")
+    elif api_is_encrypted(security, target) and api_certificate(security, target) is None:
+        message = "is reachable from other machines: that needs security.key_file or security.certificates for HTTPS"
+        yield Finding((*path, "listen"), f"{api.listen} {message}, or encrypt: false")
+
+
+def _certificate_names(parts: Parts, security: Security) -> Iterator[Finding]:
+    drafters = {drafter.name: drafter for drafter in parts.drafters.values()}
+    for section, index, node in parts.nodes():
+        if needs_certificate(security, parts.link.transport, node, drafters) and (why := name_problem(node.name)):
+            yield Finding((section, index, "name"), why)
 
 
 def _link(parts: Parts) -> Iterator[Finding]:
     if parts.link.transport == "mqtt":
-        if parts.link.broker is None:
-            yield Finding(("link", "broker"), "is required with transport: mqtt")
+        yield from _mqtt(parts)
         return
     for key in sorted(parts.link.model_fields_set - {"transport"}):
         yield Finding(("link", key), f"is only for transport: mqtt, not {parts.link.transport}", at_key=True)
+
+
+def _mqtt(parts: Parts) -> Iterator[Finding]:
+    """The broker can be reached, and what goes there is not for everybody to read and write."""
+    link = parts.link
+    for given, other in (("username", "password_file"), ("cert", "key")):
+        for one, two in ((given, other), (other, given)):
+            if getattr(link, one) is not None and getattr(link, two) is None:
+                yield Finding(("link", one), f"needs {two} beside it")
+    if link.topic_prefix is not None and not _TOPIC_PREFIX.fullmatch(link.topic_prefix):
+        yield Finding(("link", "topic_prefix"), "must be words of a topic such as site-1/paceline, without + # or $")
+    if link.broker is None:
+        if not parts.complete and "broker" in link.model_fields_set:
+            return
+        yield Finding(("link", "broker"), "is required with transport: mqtt")
+        return
+    address = _broker_address(link)
+    if address is None:
+        yield Finding(("link", "broker"), "must be mqtt://host:port or mqtts://host:port")
+        return
+    tls = link.broker.startswith("mqtts:")
+    for key in ("ca", "cert"):
+        if getattr(link, key) is not None and not tls:
+            yield Finding(("link", key), "is for a broker at mqtts://", at_key=True)
+    if link.local_broker:
+        yield from _local_broker(parts, address, tls)
+    elif address.is_loopback:
+        yield from _far_from_broker(parts, address)
+    elif parts.security is not None:
+        if parts.security.key_file is None:
+            yield Finding(("link", "broker"), f"{address} is on another machine: that needs security.key_file")
+        if not tls and parts.security.encrypt:
+            yield Finding(("link", "broker"), f"{address} is on another machine: write mqtts://, or encrypt: false")
+
+
+_TOPIC_PREFIX = re.compile(r"[^/+#$][^/+#]*(/[^/+#]+)*")
+
+
+def _broker_address(link: LinkSpec) -> Address | None:
+    try:
+        return link.broker_address
+    except ValueError:
+        return None
+
+
+def _local_broker(parts: Parts, address: Address, tls: bool) -> Iterator[Finding]:
+    if not address.is_loopback or tls:
+        message = "local_broker is for programs on this machine only: write mqtt://127.0.0.1:18830"
+        yield Finding(("link", "broker"), message)
+    else:
+        yield from _far_from_broker(parts, address)
+    for section, index, node in parts.nodes():
+        if node.name == BROKER:
+            yield Finding((section, index, "name"), f"{BROKER} is what the local broker is called")
+
+
+def _far_from_broker(parts: Parts, address: Address) -> Iterator[Finding]:
+    for _, _, node in parts.nodes():
+        if node.host is not None:
+            message = f"{node.name} runs on {node.host} and cannot reach {address}, which is this machine only"
+            yield Finding(("link", "broker"), message)
+            return
 
 
 def _models(parts: Parts) -> Iterator[Finding]:

@@ -31,7 +31,8 @@ class Security(Section):
     certificates: v.FolderPath | None = None
     """Folder with ca.pem, NODE.pem and NODE.key, as `paceline keys init` makes it. Default: the folder of key_file."""
     encrypt: v.Flag = True
-    """TLS on links beyond loopback. `false` leaves authentication on and encryption off."""
+    """TLS on links and HTTPS beyond loopback; on loopback links, too, where certificates is written. `false` leaves
+    authentication on and encryption off."""
 
 
 class LinkSpec(Section):
@@ -52,7 +53,16 @@ class LinkSpec(Section):
     password_file: v.FilePath | None = None
     """MQTT: a file that holds the password."""
     topic_prefix: v.Text | None = None
-    """MQTT: what topics start with."""
+    """MQTT: what topics start with. Default: paceline."""
+    local_broker: v.Flag = False
+    """MQTT: the broker is started with the nodes, on this machine: mosquitto, else amqtt."""
+
+    @property
+    def broker_address(self) -> Address:
+        """Where the broker listens; 1883 and 8883 are the usual ports. ValueError when that is no address."""
+        scheme, _, place = (self.broker or "").partition("://")
+        with_port = place.rpartition(":")[2].isdigit() and not place.endswith("]")
+        return v.read_address(place if with_port else f"{place}:{8883 if scheme == 'mqtts' else 1883}")
 
 
 class Host(Section):
@@ -168,7 +178,8 @@ class TargetSpec(Section):
     draft_length: v.DraftLength = 4
     """Tokens proposed for a session in one round; 0..16 or auto. 0 is plain decoding."""
     verification: Annotated[Literal["coupled", "rejection"], words("coupled", "rejection")] = "coupled"
-    """coupled: the target always emits its own sample. rejection: exact residual rejection."""
+    """coupled: same seed, same text, with or without drafts. rejection: more drafts accepted at high temperature; texts
+    follow the target's distribution, but which one comes depends on the drafts. It needs security.key_file."""
     deadline: v.Seconds | None = None
     """How long a round waits for a drafter. Default: learnt from the link."""
     draft_ahead: v.Flag = False

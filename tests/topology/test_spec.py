@@ -66,6 +66,10 @@ ONE_ERROR = [
     (with_target("api: {listen: 8001}"), "star.yaml:10:19: targets[0].api.listen: must be host:port"),
     (with_target("lane: 2"), "star.yaml:10:5: targets[0].lane: is not a key here; did you mean lanes?"),
     (with_target("zzz: 2"), "star.yaml:10:5: targets[0].zzz: is not a key here; allowed are name, host, model"),
+    (
+        with_target("verification: rejection"),
+        "star.yaml:10:19: targets[0].verification: rejection needs authenticated links: write security.key_file, or",
+    ),
     (with_target("host: moon"), "star.yaml:10:11: targets[0].host: there is no host moon in hosts"),
     (with_target("name: u"), "star.yaml:10:5: targets[0].name: is given twice; the first is in line 7"),
     (with_target("profile: {}"), "star.yaml:10:5: targets[0].profile: is only for engine: emulated"),
@@ -127,12 +131,6 @@ def test_each_error_names_line_column_path_and_remedy(text: str, line: str) -> N
 
 
 UNSUPPORTED = [
-    (with_target("lanes: auto"), "targets[0].lanes: auto is not available in this version; use a number from 1 to 8"),
-    (with_target("draft_length: auto"), "targets[0].draft_length: auto is not available in this version; use a number"),
-    (
-        with_target("verification: rejection"),
-        "targets[0].verification: rejection is not available in this version",
-    ),
     (with_target("engine: vllm"), "targets[0].engine: vllm is not available in this version; use torch"),
     (with_target("draft_ahead: true"), "targets[0].draft_ahead: is not available in this version; remove it"),
     (with_target("verify_budget: 64"), "targets[0].verify_budget: is not available in this version; remove it"),
@@ -226,7 +224,6 @@ def test_the_documented_example_is_understood() -> None:
     assert [line.split(": ")[1] for line in problems(text)] == [
         "drafters[0].runtime",
         "drafters[0].listen",
-        "targets[0].draft_length",
     ]
 
 

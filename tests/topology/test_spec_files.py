@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_targets_on_another_machine_need_an_address_they_can_reach(tmp_path: Path) -> None:
     """A drafter on loopback serves its own machine only."""
     key = tmp_path / "deployment.key"
-    key.write_text("secret")
+    key.write_text("sixteen bytes or more")
     key.chmod(0o600)
     text = with_drafter("host: orin") + "hosts: {orin: {address: 10.0.0.9}}\n"
     assert problems(text, tmp_path) == [
@@ -38,7 +38,7 @@ def test_targets_on_another_machine_need_an_address_they_can_reach(tmp_path: Pat
 def test_an_address_for_all_is_reached_over_loopback_on_one_machine(tmp_path: Path) -> None:
     """0.0.0.0 is no address to connect to."""
     key = tmp_path / "k"
-    key.write_text("secret")
+    key.write_text("sixteen bytes or more")
     key.chmod(0o600)
     topology = read(with_drafter("listen: 0.0.0.0:7070") + "security: {key_file: k, encrypt: false}\n", tmp_path)
     assert topology.connect_address(topology.drafters[0], topology.targets[0]) == Address("127.0.0.1", 7070)
@@ -47,7 +47,7 @@ def test_an_address_for_all_is_reached_over_loopback_on_one_machine(tmp_path: Pa
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     """The message says how to mend it."""
     key = tmp_path / "k"
-    key.write_text("secret")
+    key.write_text("sixteen bytes or more")
     key.chmod(0o640)
     (line,) = problems(STAR + "security: {key_file: k}\n", tmp_path)
     assert line.endswith(f"{key} can be read by other users (mode 640); run: chmod 600 {key}")
@@ -123,7 +123,7 @@ def test_the_star_example_is_one_drafter_and_three_targets() -> None:
 def test_key_files_of_other_machines_are_not_looked_for(tmp_path: Path) -> None:
     """An api key lies where its target runs."""
     text = STAR.replace("[d]", "[]") + "    host: far\n    api: {listen: '0.0.0.0:8001', key_file: api.key}\n"
-    topology = read(text + "hosts: {far: {address: far.lan}}\n", tmp_path)
+    topology = read(text + "hosts: {far: {address: far.lan}}\nsecurity: {encrypt: false}\n", tmp_path)
     assert topology.targets[0].api.key_file == tmp_path / "api.key"
     assert not os.path.exists(topology.targets[0].api.key_file)
 
