@@ -3,9 +3,10 @@
 Runs examples/star.yaml (one drafter, three targets, the embedded pair) at temperature 0 and 0.8, each time
 without a drafter, with it, with a drafter that is killed with SIGKILL while texts are being generated, and with
 one that starts only then. Prompts go in two halves, the second once the drafter is (back) there. Prints
-differing texts and sessions left at both ends.
+differing texts and sessions left at both ends. With --mqtt it runs examples/star-mqtt.yaml on mosquitto and on
+amqtt, and kills the broker, too.
 
-    python benchmarks/star_identity.py [--prompts 24] [--tokens 192]
+    python benchmarks/star_identity.py [--mqtt] [--prompts 24] [--tokens 192]
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from common import ROOT, prompts, verdict
 
 from paceline.deployment import nodes_here
 from paceline.star import Star, running_star
+from paceline.topology.broker import BROKER_KIND
 from paceline.topology.spec import Topology, load_topology
+from paceline.topology.spec_checks import BROKER
 
 SCENARIOS = ("drafter", "killed", "late")
 
@@ -57,8 +60,8 @@ class Trigger:
         if not due or self.left > 0:
             return
         supervisor = self.star.supervisor
-        if self.name == "killed":
-            pid = supervisor.children["drafter"].pid
+        if self.name in ("killed", "broker"):
+            pid = supervisor.children["drafter" if self.name == "killed" else BROKER].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         elif self.name == "late":
@@ -73,7 +76,7 @@ async def compare(path: Path, texts: list[str], tokens: int) -> bool:
     for temperature in (0.0, 0.8):
         options = {"max_tokens": tokens, "temperature": temperature, "seed": 7}
         plain = await scenario("plain", topology, path, texts, options)
-        for name in SCENARIOS:
+        for name in (*SCENARIOS, "broker") if topology.link.local_broker else SCENARIOS:
             report = await scenario(name, topology, path, texts, options)
             pairs = zip(plain["outputs"], report["outputs"], strict=True)
             differing = sum(a["text"] != b["text"] or a["token_ids"] != b["token_ids"] for a, b in pairs)
@@ -98,10 +101,19 @@ async def compare(path: Path, texts: list[str], tokens: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topology", nargs="?", type=Path, default=ROOT / "examples" / "star.yaml")
+    parser.add_argument("--mqtt", action="store_true", help="examples/star-mqtt.yaml, on each broker")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=192)
     arguments = parser.parse_args()
-    good = asyncio.run(compare(arguments.topology, prompts(arguments.prompts), arguments.tokens))
+    texts = prompts(arguments.prompts)
+    if arguments.mqtt:
+        good = True
+        for kind in ("mosquitto", "amqtt"):
+            print(f"{kind}:")
+            os.environ[BROKER_KIND] = kind
+            good &= asyncio.run(compare(ROOT / "examples" / "star-mqtt.yaml", texts, arguments.tokens))
+    else:
+        good = asyncio.run(compare(arguments.topology, texts, arguments.tokens))
     print("every text the same, nothing left behind" if good else "MISS: see above")
     sys.exit(not good)
 

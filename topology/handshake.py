@@ -32,6 +32,8 @@ from paceline.topology.wire import (
     encode,
 )
 
+REJECTION = "rejection"  # the capability of a drafter that can draw from weights and send them along
+PROBE = "probe"  # the capability of who only measures the link: no vocabulary to compare, nothing to draft for
 NONCE_BYTES = 32
 MAX_NAME_LENGTH = 128
 
@@ -49,7 +51,7 @@ class Identity:
     name: str
     key: bytes = field(default=b"", repr=False)
     vocabulary: VocabularyIdentity | None = None  # None: no tokenizer of its own (a drafter that copies n-grams)
-    capabilities: tuple[str, ...] = ("coupled",)
+    capabilities: tuple[str, ...] = ("coupled", REJECTION)
     software: str = ""
     major: int = PROTOCOL_MAJOR
     minor: int = PROTOCOL_MINOR
@@ -58,6 +60,8 @@ class Identity:
     max_sessions: int = 0
     max_context: int = 0
     max_draft_length: int = 0
+    max_batch: int = 0
+    max_messages: int = 0
     epoch: int = field(default_factory=new_epoch)
 
 
@@ -148,6 +152,11 @@ class DrafterHandshake:
             return self._welcome(frame, message, self.hello)
         raise _unexpected(message, "target")
 
+    @property
+    def probe(self) -> bool:
+        """Whether the peer only wants to measure."""
+        return self.hello is not None and PROBE in self.hello.capabilities
+
     def _challenge(self, frame: bytes, hello: Hello) -> bytes:
         _check_nonce(hello.nonce)
         if not 0 < len(hello.target) <= MAX_NAME_LENGTH or not hello.target.isprintable():
@@ -163,7 +172,7 @@ class DrafterHandshake:
                 "unauthenticated", f"target {hello.target!r} does not know the deployment key of drafter {own.name!r}"
             )
         _check_common(f"drafter {own.name!r}", own, f"target {hello.target!r}", hello.major, hello.deployment)
-        if own.vocabulary is not None:
+        if own.vocabulary is not None and not self.probe:
             _check_vocabulary(own.name, own.vocabulary, hello)
         self._frames.append(frame)
         welcome = Welcome(
@@ -173,6 +182,8 @@ class DrafterHandshake:
             max_sessions=own.max_sessions,
             max_context=own.max_context,
             max_draft_length=own.max_draft_length,
+            max_batch=own.max_batch,
+            max_messages=own.max_messages,
             capabilities=list(own.capabilities),
             software=own.software,
             major=own.major,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.topology.credentials import link_is_encrypted
 from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Connection:
     drafts_by: str
     draft_length: int | str | None
     lanes: int | str | None
+    verification: str | None = None
 
 
 def connections(topology: Topology) -> list[Connection]:
@@ -45,6 +47,9 @@ def who_talks_to_whom(topology: Topology) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{topology.name}: who talks to whom", title_justify="left")
+    if topology.link.local_broker:
+        table.caption = f"The broker at {topology.link.broker} is started on this machine with the nodes."
+        table.caption_justify = "left"
     for heading in ("users reach", "target", "over", "drafter", "drafts by", "k", "lanes"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("users reach", "over"))
     for row in connections(topology):
@@ -58,6 +63,11 @@ def who_talks_to_whom(topology: Topology) -> Table:
             "–" if row.lanes is None else str(row.lanes),
         )
         table.add_row(*cells)
+    rejecting = [target.name for target in topology.targets if target.verification == "rejection"]
+    if rejecting:
+        names = ", ".join(rejecting)
+        table.caption = f"{names}: verification by rejection (a seed gives another text with other drafts)"
+        table.caption_justify = "left"
     return table
 
 
@@ -73,6 +83,7 @@ def _connection(topology: Topology, target: TargetSpec, drafter: DrafterSpec | N
         drafts_by=_drafts_by(drafter) if drafter else "–",
         draft_length=target.draft_length if drafter else None,
         lanes=target.lanes if drafter else None,
+        verification=target.verification if drafter else None,
     )
 
 
@@ -80,8 +91,9 @@ def _over(topology: Topology, target: TargetSpec, drafter: DrafterSpec) -> str:
     if topology.link.transport == "memory":
         return "memory, one process"
     if topology.link.transport == "mqtt":
-        return f"mqtt, {topology.link.broker}"
-    return f"tcp {topology.connect_address(drafter, target)}"
+        return str(topology.link.broker)
+    kind = "tls" if link_is_encrypted(topology.security, "tcp", drafter) else "tcp"
+    return f"{kind} {topology.connect_address(drafter, target)}"
 
 
 def _drafts_by(drafter: DrafterSpec) -> str:

@@ -98,6 +98,8 @@ class FakePeer(Waiting):
             answer = self.handshake.receive(frame)
             if answer is not None:
                 self.channel.send(answer)
+            if self.ready:
+                self.channel.secure(self.handshake.frame_key)
         self.wake()
 
     def _on_close(self, reason: str) -> None:
@@ -167,6 +169,7 @@ async def target(
 
 async def fake_target(transport: Transport, address: str, name: str = "fake") -> FakePeer:
     """A target that has finished the handshake and says nothing more."""
-    peer = FakePeer(await transport.dial(address), TargetHandshake(replace(TARGET, name=name)))
+    channel = await transport.dial(address)
+    peer = FakePeer(channel, TargetHandshake(replace(TARGET, name=name), binding=channel.binding))
     await peer.until(lambda: peer.ready)
     return peer

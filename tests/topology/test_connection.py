@@ -148,16 +148,16 @@ async def test_a_drafter_may_ping_too(transport: Transport) -> None:
     async with drafter(transport, below) as server, target(transport, server.address, above):
         await below.until(lambda: bool(below.ups))
         below.ups[0][0].send(Ping(77))
-        await below.until(lambda: Pong(77) in below.messages)
+        await below.until(lambda: bool(below.of(Pong)))
         assert Ping(77) in above.messages
 
 
 async def test_a_stopping_target_says_goodbye(transport: Transport) -> None:
     """Its drafter frees it at once, not after five seconds."""
-    below = Recorder()
+    above, below = Recorder(), Recorder()
     async with drafter(transport, below) as server:
-        async with target(transport, server.address, Recorder()):
-            await below.until(lambda: bool(below.ups))
+        async with target(transport, server.address, above):
+            await above.until(lambda: bool(above.ups))
         await below.until(lambda: bool(below.downs), seconds=1)
         assert below.downs[0][1] == "the target says goodbye: target 'chat-a' stops"
 

@@ -37,7 +37,7 @@ async def test_three_missed_pongs_end_the_link(transport: Transport) -> None:
     fakes: list[FakePeer] = []
 
     def accept(channel: Channel) -> None:
-        fakes.append(FakePeer(channel, DrafterHandshake(DRAFTER)))
+        fakes.append(FakePeer(channel, DrafterHandshake(DRAFTER, channel.binding)))
 
     async with listening(transport, accept) as address, target(transport, address, above, beat=0.05):
         await above.until(lambda: len(above.ups) == 2)
@@ -103,7 +103,7 @@ async def test_a_misbehaving_drafter_is_left_and_dialled_again(transport: Transp
                 self.channel.send(message)
 
     def accept(channel: Channel) -> None:
-        Rude(channel, DrafterHandshake(DRAFTER))
+        Rude(channel, DrafterHandshake(DRAFTER, channel.binding))
 
     async with listening(transport, accept) as address, target(transport, address, above, refused_retry=0.05):
         await above.until(lambda: len(above.ups) == 2)
@@ -155,7 +155,7 @@ async def test_an_unfinished_handshake_is_closed(transport: Transport) -> None:
     """A stranger that says nothing is gone after the limit."""
     async with drafter(transport, Recorder(), handshake_limit=0.2) as server:
         channel = await transport.dial(server.address)
-        stranger = FakePeer(channel, DrafterHandshake(DRAFTER))  # waits for a Hello that never comes
+        stranger = FakePeer(channel, DrafterHandshake(DRAFTER, channel.binding))  # waits for a Hello that never comes
         await stranger.until(lambda: stranger.end is not None)
         assert stranger.frames == [Error("timeout")]
 

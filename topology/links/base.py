@@ -17,9 +17,9 @@ class Channel(Protocol):
     peer_address: str  # for log lines
     bytes_in: int
     bytes_out: int
-    binding: (
-        bytes  # what both ends of this very pipe know and nobody in between can choose; b"" when there is no such thing
-    )
+    max_frame: int  # bytes; where frames arrive in pieces, a longer one ends the channel before it is here
+    binding: bytes  # what both ends of this very pipe know and nobody in between can choose; b"" without such a thing
+    certified: str | None  # the name on the certificate that the other end showed; None where none is asked for
 
     def send(self, frame: bytes, control: bool = False) -> None:
         """Queues one frame. Thread-safe, never blocks; silently drops once the channel is closed.

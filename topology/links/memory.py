@@ -26,7 +26,9 @@ class MemoryChannel:
         self.peer_address = peer_address
         self.bytes_in = 0
         self.bytes_out = 0
+        self.max_frame = MAX_FRAME_BYTES
         self.binding = b""
+        self.certified: str | None = None
         self._loop = loop
         self._lock = Lock()  # guards what follows
         self._inbox: deque[bytes] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,13 @@ import trustme
 
 from paceline.topology.links.base import Channel, Listener, Transport
 from paceline.topology.links.memory import MemoryTransport
-from paceline.topology.links.tcp import TcpTransport, split_address
+from paceline.topology.links.mqtt import MqttTransport
+from paceline.topology.links.mqtt_client import PUBLISH_OVERHEAD
+from paceline.topology.links.mqtt_frames import HEADER
+from paceline.topology.links.tcp import ServerTls, TcpTransport
+from paceline.topology.links.tcp_channel import split_address
+
+from .brokers import BROKERS, BrokerProcess
 
 
 class End:
@@ -51,21 +58,31 @@ def tls_transport() -> TcpTransport:
     """TCP inside TLS with a throw-away certificate of its own, which its dialer trusts."""
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
-    authority.issue_cert("127.0.0.1").configure_cert(server)
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.configure_cert(server)
     authority.configure_trust(client)
-    return TcpTransport(server_tls=server, client_tls=client)
+    shown = ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
+    return TcpTransport(server_tls=ServerTls(server, hashlib.sha256(shown).digest()), client_tls=client)
 
 
 TRANSPORTS: dict[str, Callable[[], Transport]] = {"tcp": TcpTransport, "tls": tls_transport, "memory": MemoryTransport}
+KINDS = (*TRANSPORTS, *BROKERS)
 
 
 class Network:
     """A transport and an address at which it can listen."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, broker: BrokerProcess | None = None) -> None:
         self.kind = kind
-        self.transport = TRANSPORTS[kind]()
-        self.address = "drafter" if kind == "memory" else "127.0.0.1:0"
+        self.transport = TRANSPORTS[kind]() if broker is None else broker.transport()
+        self.address = "127.0.0.1:0" if kind in ("tcp", "tls") else "drafter"
+
+    def overhead(self, inward: bool) -> int:
+        """Bytes around each frame that goes to the drafter, or comes from it."""
+        if isinstance(self.transport, MqttTransport):
+            topic = self.transport.place.topic("drafter", "in" if inward else "out", "drafter")
+            return len(topic) + PUBLISH_OVERHEAD + HEADER.size
+        return 0 if self.kind == "memory" else 4
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[tuple[Listener, Callable[[], Awaitable[Channel]]]]:
@@ -77,6 +94,7 @@ class Network:
                 yield listener, receive.receive
         finally:
             await listener.close()
+            await self.transport.close()
 
     @asynccontextmanager
     async def pair(self) -> AsyncIterator[tuple[End, End]]:

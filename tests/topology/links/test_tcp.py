@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
 
 import anyio
 import pytest
 
 from paceline.core.errors import LinkClosed, UserError
-from paceline.topology.links.tcp import TcpTransport, join_address, split_address
+from paceline.topology.links.tcp import TcpTransport
+from paceline.topology.links.tcp_channel import join_address, split_address
 from paceline.topology.wire import MAX_FRAME_BYTES
 
 from .helpers import End, Network, raw_peer, tls_transport
@@ -118,3 +121,19 @@ async def test_plain_bytes_on_a_tls_port_end_without_a_channel() -> None:
         end = End(await TcpTransport().dial(listener.address))
         end.channel.send(b"not a client hello")
         await end.closed()
+
+
+async def test_channels_that_have_ended_are_freed_without_the_garbage_collector() -> None:
+    """A drafter's process collects garbage rarely: what a stranger cost must go as it leaves."""
+    ends: list[weakref.ref[End]] = []
+    listener = await TcpTransport().listen("127.0.0.1:0", lambda channel: ends.append(weakref.ref(End(channel))))
+    gc.disable()
+    try:
+        for _ in range(5):
+            socket.create_connection(split_address(listener.address)).close()
+        with anyio.fail_after(5):
+            while len(ends) < 5 or sum(end() is not None for end in ends) > 0:
+                await anyio.sleep(0.01)
+    finally:
+        gc.enable()
+        await listener.close()
