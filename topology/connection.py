@@ -32,10 +32,6 @@ LASTING_SECONDS = 1.0
 PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout", "malformed", "unexpected"})
 
 
-class _DialTimeout(LinkClosed):
-    """Nothing came back: the host is away, or the network drops everything."""
-
-
 class DrafterConnection:
     """A target's link to one drafter: up whenever the drafter is there, dialled in the background."""
 
@@ -71,6 +67,7 @@ class DrafterConnection:
         self._handshake_limit = handshake_limit
         self._backoff = backoff or Backoff()
         self._refused_retry = refused_retry
+        self._dialled = 0.0  # seconds that the last dial took: as good as a pause
         self._logged: str | None = None  # the last reason logged, so that each is told once
 
     @property
@@ -98,21 +95,21 @@ class DrafterConnection:
                 self._log_once(f"{refusal.code}: {refusal}")
                 passing = refusal.code in PASSING_REFUSALS
                 pause = self._backoff.pause() if passing else self._refused_retry * random.uniform(0.8, 1.0)
-            except _DialTimeout as loss:
-                self._log_once(str(loss))
-                pause = FIRST_RETRY_SECONDS  # it has waited already
             except LinkClosed as loss:
                 self._log_once(str(loss))
-                pause = self._backoff.pause()
+                pause = max(FIRST_RETRY_SECONDS, self._backoff.pause() - self._dialled)
             await anyio.sleep(pause)
 
     async def _link_once(self) -> None:
         """One life of the link, from dialling to its end, which is always an exception."""
+        started = self._clock.now()
         try:
             with anyio.fail_after(self._dial_limit):
                 channel = await self._transport.dial(self._address, self.drafter)
         except TimeoutError:
-            raise _DialTimeout(f"{self._address} did not answer within {self._dial_limit:g} s") from None
+            raise LinkClosed(f"{self._address} did not answer within {self._dial_limit:g} s") from None
+        finally:
+            self._dialled = self._clock.now() - started
         link = _TargetLink(
             channel,
             TargetHandshake(self._identity, self.drafter, channel.binding),

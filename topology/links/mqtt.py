@@ -52,8 +52,9 @@ class MqttTransport:
         self._changed = asyncio.Event()  # of the two above
 
     async def dial(self, address: str, name: str | None = None) -> Channel:
-        life = await self._connected(ANSWER_SECONDS)
-        return await life.dial(address)
+        until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+        life = await self._connected(ANSWER_SECONDS, through_trouble=True)
+        return await life.dial(address, until)
 
     async def listen(self, address: str, on_channel: Callable[[Channel], None]) -> Listener:
         if address in self._listeners:
@@ -85,13 +86,21 @@ class MqttTransport:
 
     # The connection.
 
-    async def _connected(self, patience: float) -> Life:
-        """The life of the present connection. LinkClosed with the reason when there is none."""
+    async def _connected(self, patience: float, through_trouble: bool = False) -> Life:
+        """The life of the present connection. LinkClosed with the reason when there is none.
+
+        through_trouble: waits for the next attempts, too, unless somebody has to put the trouble right first.
+        """
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="mqtt")
-        if self._life is None and self._trouble is None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), patience)
+        until = asyncio.get_running_loop().time() + patience
+        passing = through_trouble and not isinstance(self._trouble, BrokerRefused)
+        while self._life is None and (self._trouble is None or passing):
+            try:
+                await asyncio.wait_for(self._changed.wait(), until - asyncio.get_running_loop().time())
+            except asyncio.TimeoutError:
+                break
+            passing = through_trouble and not isinstance(self._trouble, BrokerRefused)
         if self._life is not None:
             return self._life
         if self._trouble is not None:

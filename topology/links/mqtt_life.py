@@ -25,7 +25,6 @@ TOPIC_PREFIX = "paceline"
 ANSWER_SECONDS = 1.2  # shorter than a dial may take, so that its sentence says what is amiss
 ECHO_SECONDS = 2.0
 HEAL_SECONDS = 1.0
-RETAINED_SECONDS = 0.5
 MAX_STRANGE = 1024
 MAX_UNSECURED = 256  # channels that have not finished the handshake
 
@@ -67,7 +66,6 @@ class Life:
         self._answers: dict[Route, asyncio.Future[None]] = {}  # of dials
         self._nodes: dict[str, Presence] = {}
         self._news = asyncio.Event()  # of nodes
-        self._patient_until = 0.0
         self._strange: set[str] = set()  # nodes whose word is not signed with the deployment's key
         self._subscribed: set[str] = set()
         self._own_topic = place.presence(place.node)
@@ -83,7 +81,6 @@ class Life:
     async def begin(self, connection: MqttConnection, topics: set[str]) -> None:
         """Subscribes, says that this node is there, and waits until the broker has passed that on."""
         self._connection = connection
-        self._patient_until = asyncio.get_running_loop().time() + RETAINED_SECONDS
         self._subscribed |= topics
         await connection.subscribe([self._place.presence("+"), *topics])
         if self._place.quiet:
@@ -148,10 +145,10 @@ class Life:
 
     # Dialling and accepting.
 
-    async def dial(self, drafter: str) -> Channel:
-        """Open → Accept."""
+    async def dial(self, drafter: str, until: float) -> Channel:
+        """Open → Accept, as soon as the drafter says that it listens. until: on the loop's clock."""
         place = self._place
-        await self._hear_of(drafter)
+        await self._hear_of(drafter, until)
         self._expect(drafter)
         out, back = place.topic(drafter, "in", place.node), place.topic(drafter, "out", place.node)
         await self.subscribe(back)
@@ -172,21 +169,24 @@ class Life:
             del self._answers[channel.route]
         return channel
 
-    async def _hear_of(self, drafter: str) -> None:
-        """Returns when its word is here. What the broker has retained may still be under way just after the start."""
-        while drafter not in self._nodes and drafter not in self._strange:
+    async def _hear_of(self, drafter: str, until: float) -> None:
+        """Returns when it listens, or there is no use in waiting."""
+        while drafter not in self._strange and not self._listens(drafter):
             try:
-                await asyncio.wait_for(self._news.wait(), self._patient_until - asyncio.get_running_loop().time())
+                await asyncio.wait_for(self._news.wait(), until - asyncio.get_running_loop().time())
             except asyncio.TimeoutError:
                 return
+
+    def _listens(self, drafter: str) -> bool:
+        there = self._nodes.get(drafter)
+        return there is not None and there.state == LISTENING
 
     def _expect(self, drafter: str) -> None:
         """Raises LinkClosed when the broker says that nobody would answer."""
         url = self._place.broker.url
-        there = self._nodes.get(drafter)
-        if there is not None and there.state == LISTENING:
+        if self._listens(drafter):
             return
-        if there is None and drafter in self._strange:
+        if drafter not in self._nodes and drafter in self._strange:
             raise LinkClosed(f"the word of drafter {drafter} at {url} is not signed with this deployment's key")
         raise LinkClosed(f"drafter {drafter} is not there, says the broker {url}")
 
