@@ -21,7 +21,7 @@ from paceline.cloud.lanes import Lane
 from paceline.cloud.sessions import Session
 from paceline.core.rejection import Weights
 from paceline.core.sampling import accepted
-from paceline.topology.weights import unpack_weights
+from paceline.topology.weights import weights_of_items
 from paceline.topology.wire import (
     Close,
     Draft,
@@ -289,7 +289,8 @@ class Drafting:
             return
         again, patience = {}, drafter.deadline()
         seconds = 0.0
-        for item, weights in zip(message.items, _weights_of(message), strict=True):
+        every_weight = weights_of_items(message.weights, [len(item.tokens) // 4 for item in message.items])
+        for item, weights in zip(message.items, every_weight, strict=True):
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
                 continue
@@ -373,16 +374,6 @@ class Drafting:
             return tokens
         unknown = (index for index, token in enumerate(tokens) if token >= self._vocabulary_size)
         return tokens[: next(unknown, len(tokens))]
-
-
-def _weights_of(message: Drafted) -> list[list[Weights]]:
-    """What the proposals of each item were drawn from; nothing for an item with tokens that were not."""
-    counts = [len(item.tokens) // 4 for item in message.items]
-    if message.weights is None:
-        return [[] for _ in counts]
-    rows = iter(unpack_weights(message.weights, sum(counts)))
-    items = [list(itertools.islice(rows, count)) for count in counts]
-    return [[row for row in item if row is not None] if all(item) else [] for item in items]
 
 
 def clear(sessions: Iterable[Session]) -> None:

@@ -192,6 +192,8 @@ def _snapshot(engine: Engine, connections: Iterable[DrafterConnection]) -> dict[
         "live_sessions": engine.live_sessions,
         "queued": engine.queued,
         "drafters": {name: drafter.up for name, drafter in engine.drafting.drafters.items()},
+        "lanes": engine.controller.plan.lanes,
+        "draft_length": engine.controller.plan.draft_length if engine.drafting.drafters else 0,
         "sessions_at": {name: len(engine.drafting.live(name)) for name in engine.drafting.drafters},
         "suspect": [name for name, drafter in engine.drafting.drafters.items() if drafter.suspect],
         "link_trouble": {c.drafter: c.trouble for c in connections if c.trouble},

@@ -12,7 +12,6 @@ bit-equal in both; the Gumbel values agree to 1e-12 (the libraries' logarithms d
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-Array = Any  # numpy.ndarray or torch.Tensor
+from paceline.core.arrays import Array, column, float64, library, on, row_maximum, take
 
 MASK64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -98,6 +97,15 @@ def row_key(seed: int, position: int) -> int:
     return signed(mix((mix((seed + GOLDEN) & MASK64) ^ ((position + 1) * GOLDEN)) & MASK64))
 
 
+def stream_key(seed: int, base: int, position: int, stream: int) -> int:
+    """The signed 64-bit key of one position's noise in a round of `rejection`, apart from all coupled noise.
+
+    base: committed tokens at the round's start. stream: 1, 2, …, of independent draws (core/rejection.py).
+    """
+    mixed = row_key(seed, position) & MASK64
+    return signed(mix(mixed ^ (((base + 1) << 2 | stream) * _MIX2 & MASK64)))
+
+
 def token_hash(keys: Array, ids: Array) -> Array:
     """Signed 64-bit hashes of (row key, token id); int64 arrays that broadcast, wrapping arithmetic.
 
@@ -113,14 +121,14 @@ def token_hash(keys: Array, ids: Array) -> Array:
 def uniform(keys: Array, ids: Array) -> Array:
     """float64 in (0, 1): the hash's top 52 bits and a half, never 0 or 1."""
     top = (token_hash(keys, ids) >> 12) & ((1 << 52) - 1)
-    xp = _library(top)
+    xp = library(top)
     return (top.astype(np.float64) if xp is np else top.to(xp.float64)) * 2.0**-52 + 2.0**-53
 
 
 def gumbel(keys: Array, ids: Array) -> Array:
     """Standard Gumbel noise, float64, one value for each (row key, token id)."""
     u = uniform(keys, ids)
-    xp = _library(u)
+    xp = library(u)
     return -xp.log(-xp.log(u))
 
 
@@ -147,33 +155,51 @@ def choose(logits: Array, samplings: Sequence[Sampling], positions: Sequence[int
     return tokens
 
 
+def probabilities(logits: Array, samplings: Sequence[Sampling]) -> Array:
+    """float64 [R, C]: the distributions that `choose` draws from at temperatures above 0, column by column.
+
+    logits: [R, C] floats, bias and penalties already in, sorted by (−logit, id) where columns are candidates.
+    """
+    xp = library(logits)
+    scaled = _scaled(logits, samplings)
+    if any(s.filters for s in samplings):
+        ranked, order = _filter(scaled, samplings)
+        scaled = take(ranked, order.argsort(-1))
+    weight = xp.exp(scaled - row_maximum(scaled))
+    return weight / weight.sum(-1)[:, None]
+
+
+def _scaled(logits: Array, samplings: Sequence[Sampling]) -> Array:
+    return float64(logits) / column(logits, [s.temperature for s in samplings], library(logits).float64)
+
+
 def _draw(logits: Array, samplings: Sequence[Sampling], positions: Sequence[int], ids: Array | None) -> Array:
-    xp = _library(logits)
-    scaled = _float64(logits) / _column(logits, [s.temperature for s in samplings], xp.float64)
-    keys = _column(logits, [row_key(s.seed, p) for s, p in zip(samplings, positions, strict=True)], xp.int64)
+    xp = library(logits)
+    scaled = _scaled(logits, samplings)
+    keys = column(logits, [row_key(s.seed, p) for s, p in zip(samplings, positions, strict=True)], xp.int64)
     if any(s.filters for s in samplings):
         scaled, order = _filter(scaled, samplings)
-        ids = order if ids is None else _take(ids, order)
+        ids = order if ids is None else take(ids, order)
     elif ids is None:
-        ids = xp.arange(scaled.shape[-1], **_on(logits))[None, :]
+        ids = xp.arange(scaled.shape[-1], **on(logits))[None, :]
     best = (scaled + gumbel(keys, ids)).argmax(-1)
     return _pick(best, ids)
 
 
 def _filter(scaled: Array, samplings: Sequence[Sampling]) -> tuple[Array, Array]:
     """Rows sorted by (−logit, id) with what min-p, top-k and top-p cut set to −inf, and the order."""
-    xp = _library(scaled)
+    xp = library(scaled)
     order = (-scaled).argsort(-1, kind="stable") if xp is np else (-scaled).argsort(dim=-1, stable=True)
-    ranked = _take(scaled, order)
+    ranked = take(scaled, order)
     width = scaled.shape[-1]
     log_min_p = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings]
     top_k = [s.top_k if s.top_k > 0 else width for s in samplings]
     top_p = [s.top_p if s.top_p < 1 else math.inf for s in samplings]  # a sum past 1 by rounding cuts nothing
-    keep = ranked >= ranked[:, :1] + _column(scaled, log_min_p, xp.float64)
-    keep &= xp.arange(width, **_on(scaled))[None, :] < _column(scaled, top_k, xp.int64)
+    keep = ranked >= ranked[:, :1] + column(scaled, log_min_p, xp.float64)
+    keep &= xp.arange(width, **on(scaled))[None, :] < column(scaled, top_k, xp.int64)
     weight = xp.where(keep, xp.exp(ranked - ranked[:, :1]), 0.0)
     before = weight.cumsum(-1) - weight
-    keep &= before < _column(scaled, top_p, xp.float64) * weight.sum(-1)[:, None]
+    keep &= before < column(scaled, top_p, xp.float64) * weight.sum(-1)[:, None]
     keep[:, 0] = True
     return xp.where(keep, ranked, -math.inf), order
 
@@ -191,9 +217,9 @@ def accepted(chosen: Sequence[int], draft: Sequence[int]) -> int:
 
 def adjust(row: Array, sampling: Sampling, history: History, drafted: Sequence[int] = ()) -> Array:
     """A float64 copy of one row of logits [V] with logit_bias and penalties applied."""
-    adjusted = _float64(row)
+    adjusted = float64(row)
     if adjusted is row:
-        adjusted = row.copy() if _library(row) is np else row.clone()
+        adjusted = row.copy() if library(row) is np else row.clone()
     touched = set(sampling.logit_bias)
     if sampling.repetition_penalty != 1.0:
         touched.update(history.seen, drafted)
@@ -204,7 +230,7 @@ def adjust(row: Array, sampling: Sampling, history: History, drafted: Sequence[i
     if ids:
         values = np.array([float(value) for value in adjusted[ids].tolist()])
         new = adjust_values(values, ids, sampling, history, drafted)
-        adjusted[ids] = new if _library(row) is np else _library(row).as_tensor(new, **_on(row))
+        adjusted[ids] = new if library(row) is np else library(row).as_tensor(new, **on(row))
     return adjusted
 
 
@@ -232,8 +258,8 @@ def adjust_values(
 
 def log_probabilities(row: Array, chosen: int, top: int) -> tuple[float, list[tuple[int, float]]]:
     """Natural log-probability of `chosen` and the `top` likeliest (id, log p), from an unadjusted row [V]."""
-    xp = _library(row)
-    values = _float64(row)
+    xp = library(row)
+    values = float64(row)
     values = values - values.max()
     values = values - xp.log(xp.exp(values).sum())
     if not top:
@@ -242,37 +268,10 @@ def log_probabilities(row: Array, chosen: int, top: int) -> tuple[float, list[tu
     return float(values[chosen]), [(int(i), float(values[int(i)])) for i in order[:top].tolist()]
 
 
-# --- numpy or torch --------------------------------------------------------------------------------
-
-
-def _library(array: Array) -> Any:
-    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
-
-
-def _on(array: Array) -> dict[str, Any]:
-    return {} if isinstance(array, np.ndarray) else {"device": array.device}
-
-
-def _float64(array: Array) -> Array:
-    return array.astype(np.float64, copy=False) if isinstance(array, np.ndarray) else array.double()
-
-
-def _column(like: Array, values: Sequence[float], dtype: Any) -> Array:
-    if isinstance(like, np.ndarray):
-        return np.array(values, dtype)[:, None]
-    return sys.modules["torch"].tensor(values, dtype=dtype, device=like.device)[:, None]
-
-
-def _take(values: Array, order: Array) -> Array:
-    if isinstance(values, np.ndarray):
-        return np.take_along_axis(values, order, -1)
-    return values.take_along_dim(order, -1)
-
-
-def _pick(column: Array, ids: Array | None) -> Array:
-    """ids[r, column[r]] for each row, or the column itself where columns are token ids."""
+def _pick(best: Array, ids: Array | None) -> Array:
+    """ids[r, best[r]] for each row, or `best` itself where columns are token ids."""
     if ids is None:
-        return column
+        return best
     if ids.shape[0] == 1:
-        return ids[0][column]
-    return _take(ids, column[:, None])[:, 0]
+        return ids[0][best]
+    return take(ids, best[:, None])[:, 0]

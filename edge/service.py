@@ -256,7 +256,7 @@ class DrafterService:
         session.owes = False
         held = len(session.committed)
         tokens = session.tail[: session.want]
-        if 0 < vocabulary_size < self._strategy.vocabulary_size and not session.draws:
+        if 0 < vocabulary_size < self._strategy.vocabulary_size:
             tokens = _within(tokens, vocabulary_size)
         self.statistics.tokens_drafted += len(tokens)
         return DraftedItem(session.id, int(Status.OK), held, held, pack_tokens(tokens))

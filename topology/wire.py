@@ -7,7 +7,6 @@ travel as packed little-endian u32. `decode` turns every byte sequence into a me
 
 from __future__ import annotations
 
-import math
 import sys
 import zlib
 from array import array
@@ -19,6 +18,7 @@ import msgspec
 
 from paceline.core.errors import WireError
 from paceline.core.sampling import Sampling
+from paceline.topology.weights import check_weights
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
@@ -26,6 +26,7 @@ MAX_FRAME_BYTES = 4 << 20
 MAX_ITEMS = 4096
 MAX_SESSIONS_LISTED = 1 << 16  # in one Close or Ping
 MAX_LOGIT_BIAS = 4096
+SAMPLING_LIMIT = 1e9  # of temperature, penalties and biases, and of the inverse of the first two
 MAX_POSITION = 1 << 31
 MAX_TOKENS_PER_ITEM = 1 << 19
 MAX_DRAFT_LENGTH = 16
@@ -101,6 +102,8 @@ class Welcome(_Message, tag=4, frozen=True):
     deployment: str = ""
     drafter: str = ""
     proof: bytes = b""  # the drafter's, over everything before it
+    max_batch: int = 0  # sessions in one draft step; 0: not said
+    max_messages: int = 0  # Drafts that are drafted for together; 0: any number
 
 
 class DraftItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -114,6 +117,7 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: Sampling | None = None  # at open (base 0)
     prompt_length: Position = 0  # at open: how many of the first tokens are prompt
     limit: Position = 0  # at open: the longest this session can become, in tokens
+    weights: bool = False  # at open: draw proposals from weights and send those along (`verification: rejection`)
 
 
 class Draft(_Message, tag=5, frozen=True):
@@ -145,7 +149,7 @@ class Drafted(_Message, tag=6, frozen=True):
     draft_us: int = 0
     parents: bytes | None = None  # reserved: tree drafts
     log_probs: bytes | None = None  # reserved
-    weights: bytes | None = None  # reserved: rejection mode
+    weights: bytes | None = None  # what the tokens of all items were drawn from, see weights.py
     branches: list[tuple[int, int, bytes]] | None = None  # reserved: draft ahead
 
 
@@ -214,12 +218,16 @@ def _check(message: Message) -> None:
         for item in message.items:
             if len(item.tokens) & 3:
                 raise _uneven(item)
+            if item.base + len(item.tokens) // 4 >= MAX_POSITION:  # no answer could name this version
+                raise WireError(f"session {item.session}: it is {item.base} + {len(item.tokens) // 4} tokens long")
             if item.sampling is not None:
                 _check_sampling(item.session, item.sampling)
     elif isinstance(message, Drafted):
         for answer in message.items:
             if len(answer.tokens) & 3:
                 raise _uneven(answer)
+        if message.weights is not None:
+            check_weights(message.weights, unpack_tokens(b"".join([answer.tokens for answer in message.items])))
 
 
 def _uneven(item: DraftItem | DraftedItem) -> WireError:
@@ -227,18 +235,18 @@ def _uneven(item: DraftItem | DraftedItem) -> WireError:
 
 
 def _check_sampling(session: int, sampling: Sampling) -> None:
-    """Comparisons are written so that NaN fails them."""
+    """Comparisons are written so that NaN fails them. What passes can neither overflow a float64 nor an int64."""
     valid = (
         sampling.seed >= 0
-        and 0 <= sampling.temperature < math.inf
+        and (sampling.temperature == 0 or 1 / SAMPLING_LIMIT <= sampling.temperature <= SAMPLING_LIMIT)
         and 0 < sampling.top_p <= 1
-        and sampling.top_k >= 0
+        and 0 <= sampling.top_k < 1 << 32
         and 0 <= sampling.min_p <= 1
-        and math.isfinite(sampling.presence_penalty)
-        and math.isfinite(sampling.frequency_penalty)
-        and 0 < sampling.repetition_penalty < math.inf
+        and abs(sampling.presence_penalty) <= SAMPLING_LIMIT
+        and abs(sampling.frequency_penalty) <= SAMPLING_LIMIT
+        and 1 / SAMPLING_LIMIT <= sampling.repetition_penalty <= SAMPLING_LIMIT
         and len(sampling.logit_bias) <= MAX_LOGIT_BIAS
-        and all(token >= 0 and math.isfinite(bias) for token, bias in sampling.logit_bias.items())
+        and all(token >= 0 and abs(bias) <= SAMPLING_LIMIT for token, bias in sampling.logit_bias.items())
     )
     if not valid:
         raise WireError(f"session {session}: a sampling parameter is out of range")

@@ -82,6 +82,8 @@ class DraftModel:
             for row, session in enumerate(sessions):
                 if session.sampling.adjusts:
                     self._adjust(session, ids[row], logits[row])
+        if not any(session.draws for session in sessions):
+            return self._coupled(sessions, ids, logits)
         tokens = [0] * len(sessions)
         for draws, propose in ((False, self._coupled), (True, self._drawn)):
             rows = [row for row, session in enumerate(sessions) if session.draws is draws]

@@ -46,19 +46,19 @@ text = st.text(max_size=40)
 sampling = st.builds(
     Sampling,
     seed=u64,
-    temperature=st.floats(0, 100),
+    temperature=st.just(0.0) | st.floats(1e-9, 1e9),
     top_p=st.floats(0.001, 1),
     top_k=st.integers(0, 10**6),
     min_p=st.floats(0, 1),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
-    repetition_penalty=st.floats(0.1, 5),
+    repetition_penalty=st.floats(1e-9, 1e9),
     logit_bias=st.dictionaries(u32, st.floats(-100, 100), max_size=5),
 )
 draft_item = st.builds(
     DraftItem,
     session=u64,
-    base=position,
+    base=st.integers(0, 2**31 - 1 - 40),
     tokens=tokens,
     check=u32,
     k=st.integers(0, MAX_DRAFT_LENGTH),
@@ -84,7 +84,7 @@ messages = st.one_of(
     st.builds(Drafted, epoch=u64, items=st.lists(drafted_item, max_size=5), queue_us=position, draft_us=position),
     st.builds(Close, epoch=u64, sessions=st.lists(u64)),
     st.builds(Ping, time_us=u64, sessions=st.none() | st.lists(u64)),
-    st.builds(Pong, time_us=u64),
+    st.builds(Pong, time_us=u64, free_sessions=st.integers(-1, 2**31), clock_us=u64),
     st.builds(Goodbye, code=text, message=text),
     st.builds(Error, code=text, message=text),
 )
@@ -140,6 +140,8 @@ def test_missing_trailing_fields_take_their_defaults() -> None:
     frame = msgspec.msgpack.encode([5, 7, [[1, 0, b"", 0, 4]]])
     assert decode(frame) == Draft(epoch=7, items=[DraftItem(1, 0, b"", 0, 4)])
     assert decode(msgspec.msgpack.encode([8, 5])) == Ping(5)
+    assert decode(msgspec.msgpack.encode([9, 5])) == Pong(5, free_sessions=-1, clock_us=0)
+    assert decode(msgspec.msgpack.encode([9, 5, 3])) == Pong(5, free_sessions=3, clock_us=0)
     assert decode(msgspec.msgpack.encode([4, 1, "m", "ngram", 2, 3, 4])) == Welcome(1, "m", "ngram", 2, 3, 4)
 
 
@@ -167,7 +169,12 @@ def draft(**fields: object) -> Draft:
         (draft(check=-1), ">= 0"),
         (draft(k=MAX_DRAFT_LENGTH + 1), "<= 16"),
         (draft(k=-1), ">= 0"),
+        (draft(base=(1 << 31) - 1, tokens=bytes(4)), "tokens long"),
         (draft(sampling=Sampling(temperature=math.nan)), "sampling"),
+        (draft(sampling=Sampling(temperature=1e-300)), "sampling"),
+        (draft(sampling=Sampling(top_k=1 << 63)), "sampling"),
+        (draft(sampling=Sampling(presence_penalty=1e300)), "sampling"),
+        (draft(sampling=Sampling(repetition_penalty=1e300)), "sampling"),
         (draft(sampling=Sampling(temperature=-1)), "sampling"),
         (draft(sampling=Sampling(top_p=0)), "sampling"),
         (draft(sampling=Sampling(repetition_penalty=0)), "sampling"),
