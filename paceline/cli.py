@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "keys": ("keys", "app", "Make the deployment's key and certificates."),
     "broker": ("broker", "broker", ""),  # what local_broker starts
     "bench": ("bench", "bench", "Measure plain, standard, star, two-lane and auto side by side."),
+    "profile": ("profile", "profile", "Measure a model on this device: its step times."),
     "schema": ("schema", "schema", "Print the JSON Schema of topology files, for editors."),
     "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks, links."),
 }

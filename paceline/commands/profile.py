@@ -1,0 +1,79 @@
+"""`paceline profile`: measure a model here, and write what an emulated node or `plan` needs of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.commands.options import Json
+from paceline.core.errors import UserError
+
+
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or a hub id.")],
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:0.")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    context: Annotated[int, typer.Option("--context", min=1, help="Tokens that each session holds.")] = 512,
+    sessions: Annotated[int, typer.Option("--sessions", min=1, help="Most sessions in one pass.")] = 8,
+    draft_length: Annotated[int, typer.Option("--draft-length", min=1, max=16, help="Of a verification.")] = 4,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Passes of each kind.")] = 20,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write the profile.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model's passes on this device, for `profile:` in a topology and for `plan --profile`."""
+    import yaml
+
+    from paceline.core.clock import RealClock
+    from paceline.profiling import measure, turns
+
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    loaded = _load(model, device, dtype, threads, sessions, context + draft_length + 1)
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        if sys.stderr.isatty():
+            typer.echo(f"\r\x1b[Kmeasuring {model}: turn {done} of {turns(repeats)}", err=True, nl=False)
+
+    found = measure(
+        loaded,
+        RealClock(),
+        context=context,
+        sessions=sessions,
+        draft_length=draft_length,
+        repeats=repeats,
+        progress=progress,
+    )
+    if sys.stderr.isatty():
+        typer.echo("\r\x1b[K", err=True, nl=False)
+    head = (
+        f"# {model}, {device}, {dtype}, {threads or 'default'} threads, context {context}; measured here, medians.\n"
+        "# step_ms: one token of each of so many sequences. verify_ms: so many tokens in one pass.\n"
+        "# agreement is not measured here: add it as seen in the acceptance length of `paceline bench`.\n"
+    )
+    text = json.dumps(found) + "\n" if as_json else head + yaml.safe_dump(found, sort_keys=False)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror}") from None
+    typer.echo(f"written to {out}", err=True)
+
+
+def _load(model: str, device: str, dtype: str, threads: int | None, sessions: int, length: int):  # type: ignore[no-untyped-def]
+    from paceline.core.lm.arena import PAGE
+    from paceline.core.lm.loading import load
+    from paceline.profiling import CHUNK
+
+    longest = max(length, CHUNK + 32)
+    slots = sessions * -(-longest // PAGE) * PAGE
+    return load(model, device=device, dtype=dtype, threads=threads, kv_slots=slots, max_context=longest)

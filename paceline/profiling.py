@@ -1,0 +1,90 @@
+"""Step times of a model on this device: what an emulated node needs to stand in for it, and `plan` to predict."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from paceline.core.clock import Clock
+from paceline.core.errors import UserError
+from paceline.core.model import PackedModel, Segment, Span
+
+CHUNK = 256  # tokens of a prompt in one pass
+WARM_TURNS = 2
+
+
+def measure(
+    model: PackedModel,
+    clock: Clock,
+    *,
+    context: int,
+    sessions: int,
+    draft_length: int,
+    repeats: int,
+    progress: Callable[[int], None] = lambda turns: None,
+) -> dict[str, object]:
+    """A profile's step times in milliseconds: step_ms by sequences, verify_ms by tokens, prompt_token_ms.
+
+    Every session holds `context` tokens. A step is one token of each of 1, 2, 4 … sequences; a verification is
+    draft_length + 1 tokens of each; all kinds take turns, and the median of the repeats counts.
+    """
+    spans = _filled(model, sessions, context, draft_length)
+    kinds = [*_kinds(spans, context, draft_length), ("chunk", CHUNK, [Segment(spans[0], 0, _tokens(CHUNK), 1)])]
+    times: dict[tuple[str, int], list[float]] = {(kind, size): [] for kind, size, _ in kinds}
+    for turn in range(WARM_TURNS + repeats):
+        for kind, size, segments in kinds:
+            start = clock.now()
+            model.forward(segments)
+            if turn >= WARM_TURNS:
+                times[kind, size].append(1000.0 * (clock.now() - start))
+        progress(1)
+    for span in spans:
+        model.free(span)
+    found = {key: statistics.median(some) for key, some in times.items()}
+    step = {size: round(ms, 3) for (kind, size), ms in found.items() if kind == "step"}
+    verify = {size: round(ms, 3) for (kind, size), ms in found.items() if kind == "verify"}
+    per_token = max(0.0, (found["chunk", CHUNK] - found["step", 1]) / (CHUNK - 1))
+    return {
+        "step_ms": _rising(step),
+        "verify_ms": _rising({1: step[1], **verify}),
+        "prompt_token_ms": round(per_token, 4),
+    }
+
+
+def turns(repeats: int) -> int:
+    """How often `progress` is told."""
+    return WARM_TURNS + repeats
+
+
+def _kinds(spans: Sequence[Span], context: int, draft_length: int) -> Iterator[tuple[str, int, list[Segment]]]:
+    for kind, tokens in (("step", 1), ("verify", draft_length + 1)):
+        count = 1
+        while count <= len(spans):
+            segments = [Segment(span, context, _tokens(tokens), tokens) for span in spans[:count]]
+            yield kind, count if kind == "step" else count * tokens, segments
+            count *= 2
+
+
+def _filled(model: PackedModel, sessions: int, context: int, draft_length: int) -> list[Span]:
+    spans = []
+    for _ in range(sessions):
+        span = model.allocate(max(context, CHUNK) + draft_length + 1)
+        if span is None:
+            raise UserError(f"there is no room for {sessions} sessions of {context} tokens: ask for fewer, or shorter")
+        spans.append(span)
+        for start in range(0, context, CHUNK):
+            model.forward([Segment(span, start, _tokens(min(CHUNK, context - start)), 0)])
+    return spans
+
+
+def _rising(points: dict[int, float]) -> dict[int, float]:
+    """A larger pass is never quicker; where it seems so the clock was unlucky."""
+    highest, rising = 0.0, {}
+    for size in sorted(points):
+        highest = max(highest, points[size])
+        rising[size] = highest
+    return rising
+
+
+def _tokens(count: int) -> list[int]:
+    return [7 * index % 251 for index in range(count)]

@@ -1,0 +1,56 @@
+"""`paceline profile`: what is measured is what passes take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from paceline.commands.profile import profile
+from paceline.core.clock import ManualClock
+from paceline.core.emulated import Pace, ToyLanguage, ToyModel
+from paceline.core.errors import UserError
+from paceline.core.profile import StepTimes
+from paceline.profiling import measure
+from paceline.topology.spec_models import Profile
+
+MODEL = Path(__file__).parents[2] / "models" / "tiny-drafter"
+
+
+def toy(pace: Pace, slots: int = 4096) -> tuple[ToyModel, ManualClock]:
+    clock = ManualClock()
+    return ToyModel(ToyLanguage(300), kv_slots=slots, pace=pace, clock=clock), clock
+
+
+def test_the_step_times_of_an_emulated_model_come_out_as_they_went_in() -> None:
+    """On virtual time the measured profile is the pace itself, at every size."""
+    model, clock = toy(Pace(StepTimes.doubling(2.0, 0.1), 0.01))
+    found = measure(model, clock, context=100, sessions=8, draft_length=4, repeats=3)
+    assert found["step_ms"] == pytest.approx({1: 2.01, 2: 2.22, 4: 2.46, 8: 2.742}, abs=2e-3)
+    assert found["verify_ms"] == pytest.approx({1: 2.01, 5: 2.05, 10: 2.3, 20: 2.62, 40: 3.062}, abs=2e-3)
+    assert found["prompt_token_ms"] == pytest.approx(0.01, abs=1e-3)
+    assert model._used == 0
+
+
+def test_too_many_sessions_are_refused_in_words() -> None:
+    """What does not fit is said before anything is measured."""
+    model, clock = toy(Pace(), slots=1000)
+    with pytest.raises(UserError, match="there is no room for 8 sessions of 300 tokens"):
+        measure(model, clock, context=300, sessions=8, draft_length=4, repeats=1)
+
+
+def test_the_command_writes_a_profile_that_a_topology_takes(tmp_path: Path) -> None:
+    """The embedded drafter, measured for real: rising step times, valid as `profile:`."""
+    import typer
+
+    app = typer.Typer()
+    app.command()(profile)
+    out = tmp_path / "drafter.yaml"
+    options = [str(MODEL), "--context", "64", "--sessions", "2", "--repeats", "2", "--threads", "1", "--out", str(out)]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    found = Profile.model_validate(yaml.safe_load(out.read_text()))
+    assert 0 < found.step_ms.ms(1) <= found.step_ms.ms(2) < 1000
+    assert 0 < found.verify_ms.ms(1) <= found.verify_ms.ms(10) < 1000
