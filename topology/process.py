@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -138,7 +139,8 @@ async def on_thread(name: str, work: Callable[[], Any]) -> Any:
             value, error = work(), None
         except BaseException as caught:
             value, error = None, caught
-        loop.call_soon_threadsafe(finish, value, error)
+        with contextlib.suppress(RuntimeError):  # nobody waited for it, and the loop has ended
+            loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
     return await result
