@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.cloud.agreement import Agreement
 from paceline.cloud.drafters import DrafterState
-from paceline.cloud.measured import Agreement, Curve
 from paceline.cloud.sessions import Session
 from paceline.core.costs import MAX_DRAFT_LENGTH, expected_tokens, round_seconds
+from paceline.core.measured import Curve
 from paceline.core.profile import StepTimes
 
 FIRST_LENGTH = 4

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from paceline.cloud.measured import Average, Curve
 from paceline.cloud.sessions import DraftState, Session
+from paceline.core.measured import Average, Curve
 from paceline.core.percentiles import Window
 from paceline.topology.handshake import REJECTION
 from paceline.topology.wire import Drafted, Message, Welcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from paceline.cloud.agreement import Agreement
 from paceline.cloud.commit import Output
-from paceline.cloud.measured import Agreement
 from paceline.cloud.requests import Request
 from paceline.core.model import Span
 from paceline.core.rejection import Weights

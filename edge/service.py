@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.core.clock import Clock
+from paceline.core.measured import Curve
 from paceline.core.rejection import Weights
 from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure
 from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
@@ -32,6 +33,7 @@ from paceline.topology.wire import (
 )
 
 QUEUE_FULL_RETRY_MS = 100
+CHEAP_GROWTH = 1.25
 _NAMES = {int(status): status.name.lower() for status in Status}
 
 
@@ -69,6 +71,7 @@ class DrafterService:
         self._limits = limits
         self._reply = reply
         self._chunk = limits.chunk
+        self._reading = Curve()  # of chunks, over their tokens
         self._messages = 0
         self._stopped = self._abandoned = False
 
@@ -211,11 +214,20 @@ class DrafterService:
             self._after_reading(session, end)
 
     def _fitting_chunk(self, count: int, seconds: float) -> int:
-        """A chunk is what takes about chunk_share of the shortest round, judged by the last one's speed."""
+        """A chunk is what takes about chunk_share of the shortest round, judged by the last one's speed; or more, where
+        a larger pass is known to take no longer, as on a GPU that has time for more."""
         budget = self._limits.chunk_share * self._queues.shortest_round(self._clock.now())
         if seconds <= 0 or budget == math.inf:
             return self._limits.chunk
-        return max(LEAST_CHUNK, min(self._limits.chunk, int(budget * count / seconds)))
+        self._reading.add(count, seconds)
+        fitting = max(LEAST_CHUNK, min(self._limits.chunk, int(budget * count / seconds)))
+        times = self._reading.times()
+        if times.points[0][0] > fitting:  # nothing so small has been tried
+            return fitting
+        allowed = max(1000.0 * budget, CHEAP_GROWTH * times.ms(fitting))
+        while fitting < self._limits.chunk and times.ms(min(2 * fitting, self._limits.chunk)) <= allowed:
+            fitting = min(2 * fitting, self._limits.chunk)
+        return fitting
 
     def _after_reading(self, session: Session, now: float) -> None:
         if session.behind > (self._strategy.quick if session.want else 0):

@@ -7,9 +7,9 @@ always has the same number of requests in flight, and every mode gets the same r
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from paceline.core.errors import UserError
@@ -152,6 +152,5 @@ def _only(values: list[float], *names: str) -> dict[str, float]:
 
 
 def toy_prompts(count: int, length: int, vocabulary_size: int, first: int = 0) -> list[list[int]]:
-    """Prompts of a toy language, none like another."""
-    numbers = itertools.count(first + 1)
-    return [[next(numbers) * 7919 % vocabulary_size for _ in range(length)] for _ in range(count)]
+    """Random prompts of a toy language, none like another; the same ones each time."""
+    return [Random(first + index).choices(range(vocabulary_size), k=length) for index in range(count)]

@@ -107,14 +107,18 @@ def _turn(mode: Mode, job: Job, virtual: bool, rtt: float) -> Measured:
 
 def _predicted(mode: Mode, job: Job, rtt: float | None) -> float | None:
     """What the planner says, where the topology holds the numbers that it needs."""
-    from paceline.topology.planner import plan
+    from paceline.topology.planner import predicted_tokens_per_s
     from paceline.topology.planner_inputs import Conditions
 
     try:
         conditions = Conditions(
-            prompt_tokens=max(1, len(job.prompt(0))), output_tokens=job.max_tokens, in_flight=job.in_flight, rtt=rtt
+            prompt_tokens=max(1, len(job.prompt(0))),
+            output_tokens=job.max_tokens,
+            in_flight=job.in_flight,
+            rtt=rtt,
+            requests=job.requests,
         )
-        return plan(mode.topology, conditions).tokens_per_s
+        return predicted_tokens_per_s(mode.topology, conditions)
     except UserError:
         return None
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.cloud.agreement import Agreement
 from paceline.cloud.controller import Controller, Freedom, Plan
 from paceline.cloud.drafters import DrafterState
-from paceline.cloud.measured import Agreement, Average, Curve
 from paceline.cloud.sessions import Session
 from paceline.core.costs import Situation, best_setting, throughput
+from paceline.core.measured import Average, Curve
 from paceline.core.model import Span
 from paceline.core.profile import StepTimes
 from paceline.topology.wire import Drafted, DraftedItem, Welcome, pack_tokens

@@ -98,11 +98,14 @@ class Opener:
             self.open()
 
 
-def rounds_in(seconds: float, sessions: int, beside: bool) -> tuple[int, int]:
+LINEAR = Pace(2.0, 0.05)
+
+
+def rounds_in(seconds: float, sessions: int, beside: bool, pace: Pace = LINEAR) -> tuple[int, int]:
     """How many rounds a target does, and how many tokens of prompts are read beside it."""
     clock = ManualClock()
     limits = Limits(max_sessions=64)
-    bench = Bench(limits, clock, pace=Pace(2.0, 0.05), kv_slots=40_000, max_context=4096)
+    bench = Bench(limits, clock, pace=pace, kv_slots=40_000, max_context=4096)
     target = Rounds(bench, "rounds", sessions)
     opener = Opener(bench, "opener") if beside else None
     waiting = False
@@ -129,6 +132,15 @@ def test_a_target_keeps_four_fifths_of_its_rounds_beside_one_that_keeps_opening_
     beside, read = rounds_in(6.0, sessions, beside=True)
     assert beside / alone >= 0.8
     assert read > 20_000  # and the prompts are read all the same
+
+
+def test_where_a_larger_pass_takes_no_longer_prompts_are_read_in_whole_chunks() -> None:
+    """As on a GPU: a pass over 256 tokens that costs what one over 32 costs is not cut into eight."""
+    flat = Pace(2.0, 0.001)
+    alone, _ = rounds_in(3.0, 4, False, flat)
+    beside, read = rounds_in(3.0, 4, True, flat)
+    assert beside / alone >= 0.7
+    assert read > 150_000
 
 
 def test_two_targets_share_the_places_of_a_batch_though_one_asks_for_much_more() -> None:
