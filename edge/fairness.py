@@ -1,4 +1,4 @@
-"""Deficit round robin (Shreedhar & Varghese, SIGCOMM 1995): whose turn it is, by what each turn costs."""
+"""Start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996): whose turn it is, by what each turn costs."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-QUANTUM = 32  # tokens of credit a turn, at weight 1
 
 
-class DeficitRoundRobin(Generic[Key]):
-    """A ring of those who want something, each with the credit (tokens) it has left.
+class FairQueueing(Generic[Key]):
+    """Gives turns to those who want something; a turn's cost (tokens) over the weight is how long one waits after it.
 
-    Who wants nothing leaves the ring and its credit is forgotten, so nobody saves up while idle; who comes
-    back waits at the end. Over any busy stretch each one's share is its weight's, whatever its items cost.
+    Virtual time is the tag of who was served last. Who begins to want is tagged with the later of it and of the end of
+    its last turn, and the smallest tag is next, so nobody saves up while idle, equal tags are served in the order in
+    which they came, and over any busy stretch each one's share is its weight's, whatever its items cost.
     """
 
-    def __init__(self, quantum: int = QUANTUM, weight: Callable[[Key], float] = lambda key: 1.0) -> None:
-        self._quantum = quantum
+    def __init__(self, weight: Callable[[Key], float] = lambda key: 1.0) -> None:
         self._weight = weight
-        self._credit: dict[Key, float] = {}  # in the ring's order, the first one's turn is now
+        self._now = 0.0
+        self._tags: dict[Key, float] = {}  # of those who want, in the order in which they came
+        self._ends: dict[Key, float] = {}  # of last turns that are not over in virtual time
 
     def next(self, wants: Mapping[Key, int]) -> Key:
         """Who is served now, of those who want an item (and its cost in tokens > 0); the cost is charged."""
-        for key in [key for key in self._credit if key not in wants]:
-            del self._credit[key]
-        if not self._credit:
-            first = next(iter(wants))
-            self._credit[first] = self._quantum * self._weight(first)
+        for key in [key for key in self._tags if key not in wants]:
+            del self._tags[key]
         for key in wants:
-            self._credit.setdefault(key, 0.0)
-        while True:
-            first = next(iter(self._credit))
-            if self._credit[first] >= wants[first]:
-                self._credit[first] -= wants[first]
-                return first
-            self._credit[first] = self._credit.pop(first)  # to the end of the ring
-            following = next(iter(self._credit))
-            self._credit[following] += self._quantum * self._weight(following)
+            if key not in self._tags:
+                self._tags[key] = max(self._now, self._ends.get(key, 0.0))
+        first = min(self._tags, key=self._tags.__getitem__)
+        self._now = self._tags.pop(first)
+        self._ends = {key: end for key, end in self._ends.items() if end > self._now}
+        self._ends[first] = self._now + wants[first] / self._weight(first)
+        return first
 
     def charge(self, key: Key, cost: int) -> None:
-        """Notes what was served along with somebody else's turn; it may leave a debt."""
-        if key in self._credit:
-            self._credit[key] -= cost
+        """Notes what was served along with somebody else's turn: its next one comes so much later."""
+        later = cost / self._weight(key)
+        self._ends[key] = max(self._now, self._ends.get(key, 0.0)) + later
+        if key in self._tags:
+            self._tags[key] += later

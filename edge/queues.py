@@ -7,7 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 from paceline.edge.events import Limits
-from paceline.edge.fairness import DeficitRoundRobin
+from paceline.edge.fairness import FairQueueing
 from paceline.edge.sessions import Phase, Session
 
 LEAST_CHUNK = 32  # tokens; shorter chunks cost more passes than they save waiting
@@ -53,8 +53,8 @@ class Queues:
         self.batch: list[Session] = []
         self.limits = limits
         self._reads_together = reads_together
-        self._places = DeficitRoundRobin[str](weight=lambda name: limits.weights.get(name, 1.0))
-        self._turns = DeficitRoundRobin[_Turn](weight=self._turn_weight)
+        self._places = FairQueueing[str](weight=lambda name: limits.weights.get(name, 1.0))
+        self._turns = FairQueueing[_Turn](weight=self._turn_weight)
 
     def _turn_weight(self, turn: _Turn) -> float:
         return self.limits.weights.get(turn.target, 1.0) * (READING_WEIGHT if turn.reads else 1.0)

@@ -9,7 +9,7 @@ import pytest
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import Pace
 from paceline.edge.events import Limits
-from paceline.edge.fairness import DeficitRoundRobin
+from paceline.edge.fairness import FairQueueing
 from paceline.topology.wire import Drafted, Status
 
 from .helpers import Bench, item
@@ -20,7 +20,7 @@ PROMPT = [(7 * i) % 61 for i in range(4000)]
 
 def test_shares_follow_weights_whatever_the_items_cost() -> None:
     weights = {"a": 1.0, "b": 2.0, "c": 1.0}
-    turns = DeficitRoundRobin[str](quantum=32, weight=weights.__getitem__)
+    turns = FairQueueing[str](weight=weights.__getitem__)
     costs = {"a": 5, "b": 256, "c": 40}
     served = Counter[str]()
     for _ in range(20_000):
@@ -30,16 +30,30 @@ def test_shares_follow_weights_whatever_the_items_cost() -> None:
     assert served["c"] / served["a"] == pytest.approx(1.0, rel=0.02)
 
 
-def test_nobody_saves_up_credit_while_it_wants_nothing() -> None:
-    turns = DeficitRoundRobin[str]()
+def test_nobody_saves_up_turns_while_it_wants_nothing() -> None:
+    turns = FairQueueing[str]()
     for _ in range(1000):
         assert turns.next({"a": 10}) == "a"
     first = [turns.next({"a": 10, "b": 10}) for _ in range(40)]
     assert 16 <= first.count("b") <= 24
 
 
+def test_equal_targets_that_come_and_go_are_served_in_the_order_in_which_they_came() -> None:
+    """Each leaves when it is served and comes back a little later: nobody is passed over."""
+    turns = FairQueueing[str]()
+    waiting = list("abcdef")
+    served = []
+    for _ in range(60):
+        served.append(turns.next(dict.fromkeys(waiting, 8)))
+        waiting.remove(served[-1])
+        if len(served) >= 3:
+            waiting.append(served[-3])
+    assert served[:6] == list("abcdef")
+    assert Counter(served) == dict.fromkeys("abcdef", 10)
+
+
 def test_what_rides_along_is_a_debt() -> None:
-    turns = DeficitRoundRobin[str]()
+    turns = FairQueueing[str]()
     turns.next({"a": 1, "b": 1})
     turns.charge("b", 320)
     assert "b" not in [turns.next({"a": 32, "b": 32}) for _ in range(9)]
