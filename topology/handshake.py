@@ -235,12 +235,12 @@ def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
 
 
 def _drafter_proof(key: bytes, binding: bytes, frames: list[bytes], welcome: Welcome) -> bytes:
-    """What Welcome says of names and versions is covered by its proof, beside the three frames before it."""
-    versions = f"{welcome.major}.{welcome.minor}".encode()
-    epoch = str(welcome.epoch).encode()
-    return _proof(
-        key, b"drafter", binding, *frames, welcome.drafter.encode(), welcome.deployment.encode(), versions, epoch
-    )
+    """What Welcome says of the drafter is covered by its proof, beside the three frames before it."""
+    names = [welcome.drafter, welcome.deployment, welcome.model, welcome.strategy, *welcome.capabilities]
+    limits = (welcome.max_sessions, welcome.max_context, welcome.max_draft_length, welcome.max_batch)
+    numbers = [welcome.epoch, welcome.major, welcome.minor, *limits, welcome.max_messages]
+    said = " ".join(map(str, numbers)).encode()
+    return _proof(key, b"drafter", binding, *frames, said, *(name.encode(errors="replace") for name in names))
 
 
 def _check_common(own_name: str, own: Identity, peer_name: str, major: int, deployment: str) -> None:

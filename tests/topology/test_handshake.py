@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,21 @@ def test_a_changed_hello_breaks_the_proof() -> None:
     assert prove is not None
     with pytest.raises(HandshakeRefused, match="'chat-b' does not know the deployment key"):
         drafter.receive(prove)
+
+
+@pytest.mark.parametrize("field", [f for f in Welcome.__struct_fields__ if f not in ("proof", "software")])
+def test_nothing_that_welcome_says_can_be_changed_on_the_way(field: str) -> None:
+    """Names, limits, capabilities: the proof covers all but the drafter's word on its release."""
+    target, drafter = TargetHandshake(TARGET), DrafterHandshake(DRAFTER)
+    prove = target.receive(drafter.receive(target.start()))
+    assert prove is not None
+    welcome = decode(drafter.receive(prove))
+    assert isinstance(welcome, Welcome)
+    value = getattr(welcome, field)
+    changed = value + ["x"] if isinstance(value, list) else value + ("x" if isinstance(value, str) else 1)
+    with pytest.raises(HandshakeRefused) as caught:
+        target.receive(encode(msgspec.structs.replace(welcome, **{field: changed})))
+    assert caught.value.code == "unauthenticated"
 
 
 def test_another_deployment_is_named() -> None:
