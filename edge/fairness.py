@@ -1,4 +1,4 @@
-"""Start-time fair queueing (Goyal, Vin & Cheng, SIGCOMM 1996): whose turn it is, by what each turn costs."""
+"""Self-clocked fair queueing (Golestani, INFOCOM 1994): whose turn it is, by what each turn costs."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class FairQueueing(Generic[Key]):
-    """Gives turns to those who want something; a turn's cost (tokens) over the weight is how long one waits after it.
+    """Gives turns to those who want something, the cheap before the dear.
 
-    Virtual time is the tag of who was served last. Who begins to want is tagged with the later of it and of the end of
-    its last turn, and the smallest tag is next, so nobody saves up while idle, equal tags are served in the order in
-    which they came, and over any busy stretch each one's share is its weight's, whatever its items cost.
+    An item ends, in virtual time, its cost (tokens) over the weight after it began; it begins when it is wanted, and
+    not before its owner's last one ended. The one that ends first is served, and its end is the new virtual time. So
+    nobody saves up while idle, equals are served in the order in which they came, and over any busy stretch each one's
+    share is its weight's, whatever its items cost.
     """
 
     def __init__(self, weight: Callable[[Key], float] = lambda key: 1.0) -> None:
         self._weight = weight
         self._now = 0.0
-        self._tags: dict[Key, float] = {}  # of those who want, in the order in which they came
-        self._ends: dict[Key, float] = {}  # of last turns that are not over in virtual time
+        self._begins: dict[Key, float] = {}  # of those who want, in the order in which they came
+        self._ends: dict[Key, float] = {}  # of last items, where that is still to come
 
     def next(self, wants: Mapping[Key, int]) -> Key:
         """Who is served now, of those who want an item (and its cost in tokens > 0); the cost is charged."""
-        for key in [key for key in self._tags if key not in wants]:
-            del self._tags[key]
+        for key in [key for key in self._begins if key not in wants]:
+            del self._begins[key]
         for key in wants:
-            if key not in self._tags:
-                self._tags[key] = max(self._now, self._ends.get(key, 0.0))
-        first = min(self._tags, key=self._tags.__getitem__)
-        self._now = self._tags.pop(first)
+            if key not in self._begins:
+                self._begins[key] = max(self._now, self._ends.get(key, 0.0))
+        ends = {key: begin + wants[key] / self._weight(key) for key, begin in self._begins.items()}
+        first = min(ends, key=ends.__getitem__)
+        del self._begins[first]
+        self._now = ends[first]
         self._ends = {key: end for key, end in self._ends.items() if end > self._now}
-        self._ends[first] = self._now + wants[first] / self._weight(first)
+        self._ends[first] = self._now
         return first
 
     def charge(self, key: Key, cost: int) -> None:
-        """Notes what was served along with somebody else's turn: its next one comes so much later."""
+        """Notes what was served along with somebody else's turn: its next one begins so much later."""
         later = cost / self._weight(key)
         self._ends[key] = max(self._now, self._ends.get(key, 0.0)) + later
-        if key in self._tags:
-            self._tags[key] += later
+        if key in self._begins:
+            self._begins[key] += later

@@ -15,6 +15,7 @@ import secrets
 import struct
 import subprocess
 from collections import Counter
+from ipaddress import IPv4Address
 from random import Random
 
 from paceline.topology.netem import CLEAR, Faults
@@ -48,11 +49,12 @@ class TunPipe:
     `pipe.command` before a command line runs it there. Faults count for packets each way.
     """
 
-    def __init__(self, subnet: str = "198.18.77", seed: int = 0) -> None:
-        """subnet: three bytes out of the range that is set aside for measurements (RFC 2544)."""
+    def __init__(self, seed: int = 0) -> None:
+        """The addresses are any two neighbours of the range that is set aside for measurements (RFC 2544)."""
         mark = secrets.token_hex(3)
         self.namespace = f"paceline-{mark}"
-        self.outer, self.inner = f"{subnet}.1", f"{subnet}.2"
+        first = f"198.{secrets.choice((18, 19))}.{secrets.randbelow(256)}.{4 * secrets.randbelow(63)}"
+        self.outer, self.inner = (str(IPv4Address(first) + host) for host in (1, 2))
         self.command = ("ip", "netns", "exec", self.namespace)
         self.faults = CLEAR
         self.seen: Counter[str] = Counter()

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from paceline.core.costs import join_wait_seconds, lane_draft_seconds
 from paceline.topology.planner_inputs import DrafterTimes, Group
 
-QUANTUM = 32  # tokens that a target of weight 1 gets in its turn at a drafter (deficit round robin)
 ROUNDS = 40
+UNLIKE = 0.5  # rounds of unlike lanes do not lock: a Draft comes at any moment of the turns before it
 HALVINGS = 60
 SETTLED = 1e-6
 
@@ -147,14 +147,13 @@ def _contended(
     for name, users in served.items():
         if not users:
             continue
+        costs = [_cost(loads[i], drafters[name]) for i in users]
+        lanes = [loads[i].group.count * loads[i].filled for i in users]
+        usual = math.fsum(cost * count for cost, count in zip(costs, lanes, strict=True)) / sum(lanes)
+        unlike = UNLIKE if len(users) > 1 else 0.0
         queued = [
-            _Queued(
-                loads[i].group.count * free[i].shares[name],
-                free[i].seconds,
-                _turns(loads[i], drafters[name]),
-                loads[i].filled,
-            )
-            for i in users
+            _Queued(loads[i].group.count * free[i].shares[name], free[i].seconds, cost / usual, loads[i].filled, unlike)
+            for i, cost in zip(users, costs, strict=True)
         ]
         wait = _wait(queued, rooms[name])
         for i, one in zip(users, queued, strict=True):
@@ -163,24 +162,25 @@ def _contended(
 
 
 class _Queued(NamedTuple):
-    """A group at a drafter: lanes that are drafted for at a time as long as nobody waits, the round then, turns of a
-    Draft, lanes of a target."""
+    """A group at a drafter: lanes that are drafted for at a time as long as nobody waits, the round then, what a Draft
+    costs of the usual one (fair queueing), lanes of a target, and how much of its turn it waits among unlike ones."""
 
     share: float
     seconds: float
-    turns: float
+    cost: float
     lanes: int
+    unlike: float
 
-    def round(self, wait: float) -> float:
-        """T where each turn takes `wait` seconds to come."""
-        return max(self.seconds + wait * max(1.0, self.turns), self.lanes * wait * self.turns)
+    def round(self, turn: float) -> float:
+        """T where the usual Draft's turn comes every `turn` seconds."""
+        return max(self.seconds + self.unlike * turn * self.cost, self.lanes * turn * self.cost)
 
 
-def _turns(load: Load, drafter: DrafterTimes) -> float:
-    """How many turns a lane's Draft takes, or which part of one. Sessions are items of their own where a step counts
-    sessions; where it counts messages the rest of one comes along with its first."""
+def _cost(load: Load, drafter: DrafterTimes) -> float:
+    """Tokens that a lane's Draft counts at the drafter, over its target's weight. Sessions are items of their own where
+    a step counts sessions; where it counts messages the rest of one comes along with its first."""
     items = 1.0 if drafter.messages < math.inf else _lane_sessions(load)
-    return items * (load.k + 2) / (QUANTUM * load.group.weight)
+    return items * (load.k + 2) / load.group.weight
 
 
 def _wait(queued: Sequence[_Queued], room: float) -> float:

@@ -20,7 +20,6 @@ QUICK = 32  # tokens that ride along in a draft step
 CHUNK_SHARE = 0.1  # of the shortest round, for one pass of reading
 READING_WEIGHT = 0.5  # of drafting, token for token
 PAUSE_SECONDS = 1.0  # longer gaps between a target's Drafts are no rounds
-QUANTUM = 32  # tokens that a target of weight 1 gets in its turn (deficit round robin)
 
 
 class DraftMessage:
@@ -94,7 +93,7 @@ class Drafter:
     # --- what arrives
 
     def draft(self, message: DraftMessage) -> None:
-        """A Draft has arrived; it is served in turn, one that is longer than its target's quantum after several."""
+        """A Draft has arrived; it is served by its tag (self-clocked fair queueing), like those of the real drafter."""
         if not self.up:
             return
         message.riders = [rider for rider in message.riders if self._rides(message, *rider)]
@@ -103,8 +102,7 @@ class Drafter:
         target = message.lane.target
         self._asks(target)
         items = 1 if self.spec.max_messages else message.unjoined  # the rest of a message comes along with its first
-        turns = items * (message.k + 2) / (QUANTUM * target.spec.weight)
-        place = max(self._virtual + max(1.0, turns), self._had.get(target, 0.0) + turns)
+        place = max(self._virtual, self._had.get(target, 0.0)) + items * (message.k + 2) / target.spec.weight
         self._had[target] = place
         heapq.heappush(self._queue, (place, next(self._order), message))
         if not self._working:

@@ -130,7 +130,7 @@ def test_nothing_that_welcome_says_can_be_changed_on_the_way(field: str) -> None
     welcome = decode(drafter.receive(prove))
     assert isinstance(welcome, Welcome)
     value = getattr(welcome, field)
-    changed = value + ["x"] if isinstance(value, list) else value + ("x" if isinstance(value, str) else 1)
+    changed = [*value, "x"] if isinstance(value, list) else value + ("x" if isinstance(value, str) else 1)
     with pytest.raises(HandshakeRefused) as caught:
         target.receive(encode(msgspec.structs.replace(welcome, **{field: changed})))
     assert caught.value.code == "unauthenticated"

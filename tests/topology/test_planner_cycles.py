@@ -68,8 +68,8 @@ def test_unlike_targets_follow_the_simulation(fast: int) -> None:
     outcome = simulate(replace(world(inputs, settings, seconds=30.0, warm_up=5.0), variation=0.02))
     for group, one in zip(groups, steady(groups, inputs.drafters, settings), strict=True):
         figures = outcome.groups[group.names[0]]
-        assert one.cycle.seconds * 1e3 == pytest.approx(figures.round_ms.mean, rel=0.06)
-        assert one.tokens_per_s == pytest.approx(figures.tokens_per_s, rel=0.07)
+        assert one.cycle.seconds * 1e3 == pytest.approx(figures.round_ms.mean, rel=0.12)
+        assert one.tokens_per_s == pytest.approx(figures.tokens_per_s, rel=0.12)
 
 
 def test_a_real_drafter_counts_sessions() -> None:

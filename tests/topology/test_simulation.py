@@ -136,8 +136,8 @@ def test_variation_leaves_the_mean_and_spreads_the_rounds() -> None:
     assert varied.groups[""].round_ms.std > 20 * max(calm.groups[""].round_ms.std, 0.05)
 
 
-def test_a_long_message_waits_for_several_turns_unless_its_target_has_weight() -> None:
-    """30 sessions of 6 tokens are 180: six turns of 32, or three at twice the weight."""
+def test_a_long_message_waits_longer_unless_its_target_has_weight() -> None:
+    """30 sessions of 6 tokens are 180, beside one of 24: its turn comes later, and sooner at twice the weight."""
     world = star(targets=8, messages=0, sessions=30, seconds=20.0)
     drafter = replace(world.drafters[0], max_sequences=30)
     small = replace(world.targets[0], requests=Requests(((1, ENDLESS),), in_flight=4), group="small")
