@@ -126,7 +126,10 @@ class DrafterState:
     # --- the deadline
 
     def answered(self, seconds: float) -> None:
-        """A draft came so long after it was asked for. One past the deadline has it measured anew at once."""
+        """A draft came so long after it was asked for. One past the deadline has it measured anew at once; what comes
+        seconds late from one that had stopped says nothing about how it drafts."""
+        if self.suspect and seconds > FIRST_DEADLINE:
+            return
         self.arrivals.add(seconds)
         if seconds > self._measured_deadline:
             self._measured_at = -DEADLINE_SAMPLES

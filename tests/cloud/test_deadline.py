@@ -160,3 +160,17 @@ def test_an_answer_to_an_older_version_is_no_measurement_after_a_newer_one() -> 
     drafter.answer(old, [0])
     bench.engine.step()
     assert bench.engine.drafting.drafters["d"].arrivals.count == count
+
+
+def test_answers_of_a_drafter_that_had_stopped_do_not_stretch_the_deadline() -> None:
+    """It hung for ten seconds and then answered all at once: the next hang costs what the first one did."""
+    state = DrafterState("d", None)
+    for _ in range(64):
+        state.answered(0.02)
+    assert state.deadline() == pytest.approx(0.04)
+    for count in range(3):
+        state.missed(float(count))
+    for _ in range(8):
+        state.answered(10.0)
+    state.kept_up()
+    assert state.deadline() == pytest.approx(0.04)
