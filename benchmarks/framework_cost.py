@@ -29,14 +29,14 @@ from common import median, verdict
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import Engine, EngineConfig
 from paceline.cloud.events import Arrived, Cancel, LinkUp, Stop, Submit
+from paceline.cloud.links import TargetLinks
 from paceline.cloud.requests import Delta, Request
-from paceline.cloud.target import TargetLinks
 from paceline.core.clock import RealClock
 from paceline.core.model import Segment, Span
 from paceline.core.percentiles import percentile
 from paceline.core.sampling import Sampling
-from paceline.edge.drafter import DrafterLinks
 from paceline.edge.events import Limits, PeerUp, Received
+from paceline.edge.links import DrafterLinks
 from paceline.edge.service import DrafterService
 from paceline.edge.sessions import Session
 from paceline.topology.connection import DrafterConnection
