@@ -183,7 +183,7 @@ async def misfortune(world: World, tally: Tally, seed: int) -> None:
 # --- the run
 
 
-async def soak(requests: int, minutes: float, seed: int) -> list[str]:
+async def soak(requests: int, minutes: float, seed: int, patience: float = 1.0) -> list[str]:
     """Plays it all and prints what came of it; the promises that did not hold."""
     tally = Tally()
     started = now()
@@ -208,7 +208,7 @@ async def soak(requests: int, minutes: float, seed: int) -> list[str]:
     if tally.differing:
         tally.problems.append(f"{tally.differing} tokens differ")
     longest, _ = max(tally.stalls, default=(0.0, 0.0))
-    if longest > STALL_LIMIT:
+    if longest > patience * STALL_LIMIT:
         tally.problems.append(f"a text stood still for {longest:.2f} s")
     if tally.done < requests:
         tally.problems.append(f"{requests - tally.done} requests were left when the time was up")
@@ -287,9 +287,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--minutes", type=float, default=20.0, help="at the most")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=1.0, help="times longer that a text may stand still")
     arguments = parser.parse_args()
     logging.getLogger("paceline").setLevel(logging.ERROR)  # nodes that are started again are no news here
-    problems = asyncio.run(soak(arguments.requests, arguments.minutes, arguments.seed))
+    problems = asyncio.run(soak(arguments.requests, arguments.minutes, arguments.seed, arguments.patience))
     print("\n".join(f"MISS: {problem}" for problem in problems) or "every promise holds")
     return int(bool(problems))
 
