@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from paceline.topology.spec_values import Address
 
 BROKER_KIND = "PACELINE_BROKER"  # mosquitto or amqtt, instead of what is found
 PATIENCE_SECONDS = 2  # amqtt: beyond a client's keep-alive; the standard wants half as long again
+GOODBYE_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 
 
@@ -134,4 +136,8 @@ async def run_amqtt(address: Address, ready: Callable[[], None]) -> None:
     await broker.start()
     ready()
     await stop.wait()
+    # amqtt may wait for a client that is going away at the same moment, and for ever: it holds nothing worth that.
+    last_word = threading.Timer(GOODBYE_SECONDS, os._exit, (0,))
+    last_word.daemon = True
+    last_word.start()
     await broker.shutdown()
