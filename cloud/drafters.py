@@ -85,11 +85,19 @@ class DrafterState:
 
     # --- the circuit breaker
 
+    def wasted(self, seconds: float, now: float) -> None:
+        """A draft was waited for for so long, and none of it was right."""
+        self._lost = min(self._lost + seconds, 2 * MOST_LOST_SECONDS)
+        self._judge(now)
+
     def missed(self, now: float) -> None:
         """A round went without a draft that it was waited for."""
         self._misses += 1
         self._recent = (self._recent << 1 | 1) & RECENT_ROUNDS
-        self._lost += self.deadline()
+        self._lost = min(self._lost + self.deadline(), 2 * MOST_LOST_SECONDS)
+        self._judge(now)
+
+    def _judge(self, now: float) -> None:
         often = self._recent.bit_count() >= MISSES_OF_RECENT
         if not self.suspect and (self._misses >= MISSES_BEFORE_SUSPECT or often or self._lost >= MOST_LOST_SECONDS):
             self.suspect = True

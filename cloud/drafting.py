@@ -11,11 +11,12 @@ import logging
 import math
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.cloud.controller import Controller, Freedom
+from paceline.cloud.drafter_log import DrafterLog
 from paceline.cloud.drafters import Drafters, DrafterState, Policy
 from paceline.cloud.lanes import Lane
 from paceline.cloud.sessions import Session
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 PROBE_INTERVAL = 1.0
 PROBE_LENGTH = 4
+USELESS_PASSES = 10
+# Of one Draft, far below what a frame may hold (wire.py).
+ITEMS_A_DRAFT, TOKENS_A_DRAFT, BIASES_A_DRAFT = 256, 1 << 18, 1 << 13
 KEPT_SEND_TIMES = 8
 OK, WARMING, UNKNOWN = int(Status.OK), int(Status.WARMING), int(Status.UNKNOWN)  # plain ints compare faster
 FULL, BEYOND = int(Status.FULL), int(Status.BEYOND)
@@ -72,6 +76,7 @@ class Drafting:
         self._controller = controller or Controller(Freedom(draft_length=config.draft_length))
         self._vocabulary_size = vocabulary_size
         self._drafters = Drafters(config.drafters, config.policy, config.deadline)
+        self._log = DrafterLog()
         self.sessions: dict[int, Session] = {}
         self._ids = itertools.count(secrets.randbits(40) << 20)  # never reused, also by a restarted target
 
@@ -119,6 +124,7 @@ class Drafting:
         if drafter is None or drafter.name == session.drafts.drafter:
             return drafter
         if session.drafts.drafter is not None:
+            self._log.left(session.drafts.drafter)
             self.close([session])
             session.id = self.new_id()
             self.sessions[session.id] = session
@@ -153,10 +159,12 @@ class Drafting:
             session.drafts.awaited = False
             session.drafts.forget()
         self._open_again(lost, now)
+        self._log.tell(self.drafters, now)
 
-    def said_room(self, name: str, free_sessions: int) -> None:
+    def said_room(self, name: str, free_sessions: int, now: float) -> None:
         """What a drafter says of its room, once a second."""
         self._drafters.said_room(name, free_sessions, self.sessions)
+        self._log.tell(self.drafters, now)
 
     def _served(self, session: Session) -> bool:
         return self._drafters.of(session.drafts) is not None
@@ -205,6 +213,7 @@ class Drafting:
                 continue
             if late:
                 drafter.missed(now)
+                self._log.tell(self.drafters, now)
             else:
                 drafter.kept_up()
 
@@ -240,9 +249,10 @@ class Drafting:
                 batches.setdefault(drafter.name, []).append(session)
         for name, batch in batches.items():
             drafter = self.drafters[name]
-            items = [self._item(session, asked[session], now) for session in batch]
-            if drafter.send is None or not drafter.send(Draft(drafter.epoch, items)):
-                unreached += batch
+            for part in _parts(batch):
+                items = [self._item(session, asked[session], now) for session in part]
+                if drafter.send is None or not drafter.send(Draft(drafter.epoch, items)):
+                    unreached += part
         return unreached
 
     def _item(self, session: Session, k: int, now: float) -> DraftItem:
@@ -279,6 +289,20 @@ class Drafting:
 
     # --- answers
 
+    def verified(self, rounds: Iterable[tuple[Session, int, int]], seconds: float, now: float) -> None:
+        """What a pass of so many seconds found: (session, right draft tokens, drafted). A drafter whose drafts come
+        long after plain decoding would have been done, none of them right, costs time like one that does not answer."""
+        useless: dict[str, float] = {}
+        for session, right, drafted in rounds:
+            self._controller.compared(session, right, drafted)
+            name = session.drafts.drafter or ""
+            took = 0.0 if right else session.drafts.took
+            useless[name] = min(useless.get(name, took), took)
+        for name, took in useless.items():
+            drafter = self.drafters.get(name)
+            if drafter is not None and took > USELESS_PASSES * seconds:
+                drafter.wasted(took, now)
+
     def arrived(self, name: str, message: Drafted, now: float) -> None:
         """Takes a drafter's answers. One that is usable, or at least came in time, ends its suspicion."""
         drafter = self.drafters.get(name)
@@ -298,12 +322,14 @@ class Drafting:
             in_time = False
             if sent is not None and item.status == OK:
                 seconds = now - sent
+                session.drafts.took = seconds if session.drafts.awaited else 0.0
                 drafter.answered(seconds)
                 in_time = seconds <= patience
             if self._take(session, item, weights, drafter, now):
                 again[session] = session.drafts.wanted * self._draft_length(session, drafter, now)
             if drafter.suspect and (in_time or session.drafts.proposal):
                 drafter.kept_up()
+                self._log.tell(self.drafters, now)
         if seconds:
             drafter.drafted(message, seconds)
         if again:
@@ -316,6 +342,9 @@ class Drafting:
         state = session.drafts
         state.unanswered_since = None
         if item.status == UNKNOWN:
+            if state.resent:  # once a round is enough for any honest drafter
+                return False
+            state.resent = True
             doubled = item.held == state.acknowledged  # or the tokens before base differ: start over, later
             state.acknowledged = 0 if doubled else item.held
             state.check = check_hash(session.tokens[: state.acknowledged])
@@ -376,8 +405,25 @@ class Drafting:
         return tokens[: next(unknown, len(tokens))]
 
 
+def _parts(sessions: Sequence[Session]) -> Iterator[list[Session]]:
+    """As many sessions as one Draft may hold: many that are opened at once, with long texts, are more than a frame."""
+    part: list[Session] = []
+    tokens = biases = 0
+    for session in sessions:
+        opening = session.drafts.acknowledged == 0
+        more = len(session.tokens) - session.drafts.acknowledged
+        bias = len(session.request.sampling.logit_bias) if opening else 0
+        full = len(part) == ITEMS_A_DRAFT or tokens + more > TOKENS_A_DRAFT or biases + bias > BIASES_A_DRAFT
+        if part and full:
+            yield part
+            part, tokens, biases = [], 0, 0
+        part.append(session)
+        tokens, biases = tokens + more, biases + bias
+    yield part
+
+
 def clear(sessions: Iterable[Session]) -> None:
     """After a round: what was proposed is used up."""
     for session in sessions:
         session.drafts.proposal = session.drafts.weights = ()
-        session.drafts.awaited = False
+        session.drafts.awaited = session.drafts.resent = False

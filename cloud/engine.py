@@ -83,6 +83,7 @@ class Engine:
         self._prefilling: deque[Session] = deque()
         self._by_request: dict[str, Session] = {}
         self._deltas: list[Delta] = []
+        self._pass_seconds = 0.0  # that the last forward took
         self._running = True
         self.failure: Exception | None = None
 
@@ -124,6 +125,8 @@ class Engine:
         verified = self._forward(sessions, chunks)
         done = self._commit(sessions, verified)
         self._end(done.ended)
+        drafts = [(one.session, len(one.tokens) - 1, one.drafted) for one in verified if one.drafted]
+        self.drafting.verified(drafts, self._pass_seconds, self._clock.now())
         self._send_drafts(lane, done.joined)
         self._publish_round(len(sessions), verified, done.cuts)
         return True
@@ -186,7 +189,7 @@ class Engine:
         elif isinstance(event, LinkDown):
             self.drafting.link_down(event.drafter, now)
         elif isinstance(event, Room):
-            self.drafting.said_room(event.drafter, event.free_sessions)
+            self.drafting.said_room(event.drafter, event.free_sessions, now)
         elif isinstance(event, Reconfigure):
             self.config = event.config
             self.controller.set_freedom(Freedom(event.config.lanes, event.config.drafting.draft_length))
@@ -278,7 +281,7 @@ class Engine:
         started = self._clock.now()
         logits = self.model.forward(segments + chunks)[:, : self._vocabulary_size]
         verified = verify(logits, asking, drafts)
-        seconds = self._clock.now() - started
+        self._pass_seconds = seconds = self._clock.now() - started
         self.statistics.forward(seconds, bool(sessions), bool(chunks))
         if sessions and not chunks:
             self.controller.verified(sum(len(segment.tokens) for segment in segments), seconds)
@@ -333,10 +336,8 @@ class Engine:
 
     def _publish_round(self, in_lane: int, verified: Sequence[Verified], cuts: Sequence[Cut]) -> None:
         """Texts and counts, after the next Draft has left; the first `in_lane` sessions were in the lane."""
-        for index, ((session, verified_tokens, log_probs, drafted), cut) in enumerate(zip(verified, cuts, strict=True)):
+        for index, ((session, _, log_probs, drafted), cut) in enumerate(zip(verified, cuts, strict=True)):
             tokens, finish_reason = cut
-            if drafted:
-                self.controller.compared(session, len(verified_tokens) - 1, drafted)
             if index < in_lane:
                 self.statistics.round(len(tokens), drafted, self._speculates)
             else:

@@ -66,10 +66,16 @@ class Connections:
     def __iter__(self) -> Iterator[DrafterConnection]:
         return iter([connection for connection, _ in self._running.values()])
 
+    def trouble(self) -> dict[str, str]:
+        """Why there is no link, for each drafter that has none."""
+        return {c.drafter: c.trouble for c in self if c.drafter is not None and c.trouble is not None}
+
     def keep(self, addresses: Mapping[str, str]) -> None:
         """Connects to exactly these drafters, name → address; a connection that is up to date is left alone."""
         for known in self._running.keys() - addresses.items():
-            _, scope = self._running.pop(known)
+            connection, scope = self._running.pop(known)
+            what = "address" if known[0] in addresses else "drafter"
+            connection.parting = f"does not use this {what} any more"
             scope.cancel()
         for name, address in addresses.items():
             if (name, address) not in self._running:

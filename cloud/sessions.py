@@ -27,6 +27,8 @@ class DraftState:
         self.refused_until: dict[str, float] = {}  # drafters that have no place for it, and until when
         self.awaited = False
         self.wanted = False  # the last round asked for a draft
+        self.resent = False  # what the drafter said it lacks, since the last round
+        self.took = 0.0  # seconds that the last draft took to come
         self.cut = False  # the last Draft held only a part of what was committed
         self.proposal: Sequence[int] = ()
         self.weights: Sequence[Weights] = ()  # what the proposal was drawn from; none where it is a coupled one

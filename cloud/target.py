@@ -6,7 +6,8 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,7 @@ async def run_target(
     """
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
-    https = api_context(api_files(topology.security, spec))
+    https = api_context(api_files(topology, spec))
     loaded = await load_or_stop(orders.stop, f"load {spec.name}", lambda: load_target(spec))
     if loaded is None:
         return
@@ -92,6 +93,7 @@ async def run_target(
     try:
         async with anyio.create_task_group() as tasks:
             connections = Connections(tasks, connect)
+            service.link_trouble = connections.trouble
             running = _Running(topology, spec, engine, transport, connections, app, https, with_drafters)
             running.connect(topology, drafters)
             async with serve(app, listen, grace=STOP_GRACE_SECONDS, tls=https) as url:
@@ -102,8 +104,7 @@ async def run_target(
                 await orders.stop.wait()
                 status.state = "stopping"
                 status.write("stopping", _snapshot(engine, connections))
-                await any_of(service.drain, orders.end.wait, seconds=running.spec.drain)
-                service.close()
+                await _drain(service, orders, running.spec.drain)
             tasks.cancel_scope.cancel()
     finally:
         engine.inbox.put(Stop())
@@ -111,6 +112,28 @@ async def run_target(
     status.write("stopped", _snapshot(engine, connections))
     if engine.failure is not None:
         raise PacelineError(f"target {spec.name}: {engine.failure}") from engine.failure
+
+
+async def _drain(service: CompletionService, orders: Orders, seconds: float) -> None:
+    """What runs has so long to end, or until the second order."""
+    started = time.monotonic()
+    running, waiting = service.engine.live_sessions, service.engine.queued
+    words = "no request is running"
+    if running:
+        refuses = f" and refuses {waiting} in the queue" if waiting else ""
+        words = f"waits up to {seconds:g} s for {_requests(running)}{refuses}; a second signal ends it at once"
+    log.info("stopping: %s", words, extra={"event": "stopping", "running": running, "queued": waiting})
+    await any_of(service.drain, orders.end.wait, seconds=seconds)
+    if cut := service.open_requests:
+        took = time.monotonic() - started
+        log.warning("cut %s after %.0f s", _requests(cut), took, extra={"event": "drained", "cut": cut})
+    else:
+        log.info("all requests have ended", extra={"event": "drained", "cut": 0})
+    service.close()
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
 
 @dataclass
@@ -133,7 +156,7 @@ class _Running:
         if spec is None:
             raise UserError(f"target {name} is no longer in the topology")
         key = _api_key(spec)
-        self._renew_certificates(topology)
+        certificates = self._renew_certificates(topology)
         done = [name for name in changed(self.spec, spec) if name in RELOADED]
         if key != self.app.state.api_key:
             done.append("the API key")
@@ -141,16 +164,18 @@ class _Running:
         drafters = topology.drafters_of(spec) if self.with_drafters else ()
         self._reconfigure(drafters)
         self.connect(topology, drafters)
-        log_reload(name, done, pending((self.started, self.started.target(name)), (topology, spec), RELOADED))
+        later = pending((self.started, self.started.target(name)), (topology, spec), RELOADED)
+        log_reload(name, done, later, certificates=certificates)
 
-    def _renew_certificates(self, topology: Topology) -> None:
+    def _renew_certificates(self, topology: Topology) -> bool:
         """From the files that this target was started with; whether there are any is decided at a start."""
         own = self.started.target(self.spec.name)
-        files = api_files(self.started.security, own)
+        files = api_files(self.started, own)
         api_context(files)  # in order
-        renew_transport(self.transport, with_sections_of(self.started, topology), own.name)
+        any_of_links = renew_transport(self.transport, with_sections_of(self.started, topology), own.name)
         if self.https is not None and files is not None:
             self.https.load_cert_chain(*files)
+        return any_of_links or self.https is not None
 
     def connect(self, topology: Topology, drafters: Sequence[DrafterSpec]) -> None:
         """Dials these drafters, and lets go of others."""
@@ -184,7 +209,7 @@ def _api_key(spec: TargetSpec) -> str | None:
         raise UserError(f"{spec.api.key_file}: {error.strerror}") from None
 
 
-def _snapshot(engine: Engine, connections: Iterable[DrafterConnection]) -> dict[str, Any]:
+def _snapshot(engine: Engine, connections: Connections) -> dict[str, Any]:
     """For the status file."""
     return {
         **engine.statistics.snapshot(),
@@ -196,7 +221,7 @@ def _snapshot(engine: Engine, connections: Iterable[DrafterConnection]) -> dict[
         "draft_length": engine.controller.plan.draft_length if engine.drafting.drafters else 0,
         "sessions_at": {name: len(engine.drafting.live(name)) for name in engine.drafting.drafters},
         "suspect": [name for name, drafter in engine.drafting.drafters.items() if drafter.suspect],
-        "link_trouble": {c.drafter: c.trouble for c in connections if c.trouble},
+        "link_trouble": connections.trouble(),
         "rtt_ms": {c.peer.name: c.rtt * 1000.0 for c in connections if c.peer and c.rtt is not None},
     }
 

@@ -124,6 +124,8 @@ class TargetHandshake:
                 "unauthenticated",
                 f"the drafter {printable(welcome.drafter)!r} does not know the deployment key of target {own.name!r}",
             )
+        if not 0 < len(welcome.drafter) <= MAX_NAME_LENGTH or not welcome.drafter.isprintable():
+            raise HandshakeRefused("malformed", f"a drafter's name is 1 to {MAX_NAME_LENGTH} printable characters")
         if self._expected is not None and welcome.drafter != self._expected:
             raise HandshakeRefused(
                 "name", f"target {own.name!r} expects drafter {self._expected!r}, here answers {welcome.drafter!r}"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import Protocol
 
+from paceline.core.errors import WireError
 from paceline.topology.links.base import Channel
 from paceline.topology.wire import Draft, Drafted, Hello, Message, Ping, Pong, Welcome, encode
+
+log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
@@ -38,7 +42,11 @@ class Peer:
         """Hands a message to the link; False when the link is down and it was dropped."""
         if not self.up:
             return False
-        self._channel.send(encode(message), control=not isinstance(message, REPEATED))
+        try:
+            self._channel.send(encode(message), control=not isinstance(message, REPEATED))
+        except WireError as error:  # whoever sends is an engine, which must not end over a frame
+            log.error("to %s: %s", self.name, error, extra={"event": "unsendable", "peer": self.name})
+            return False
         return True
 
     def close(self, farewell: Message | None = None) -> None:

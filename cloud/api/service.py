@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from paceline.cloud.api.dispatch import Dispatch, Mailbox
@@ -83,6 +83,7 @@ class CompletionService:
         self.max_queued = max_queued
         self.max_context = min(engine.model.max_context, engine.model.kv_slots)
         self._longest = max(map(len, vocabulary.token_bytes), default=1)  # bytes of a token
+        self.link_trouble: Callable[[], dict[str, str]] = dict  # from who holds the links: drafter → why it is down
         self._dispatch = dispatch
         self._closed = False
 
@@ -113,6 +114,11 @@ class CompletionService:
         self.engine.inbox.put(Cancel(request_id))
         return True
 
+    @property
+    def open_requests(self) -> int:
+        """That have not ended; those that wait for room are among them."""
+        return len(self._dispatch.open)
+
     async def drain(self) -> None:
         """Refuses new calls and those that have not begun, with HTTP 503; returns when the others have ended.
 
@@ -141,6 +147,8 @@ class CompletionService:
                 name: "up" if drafter.up else "down" for name, drafter in self.engine.drafting.drafters.items()
             },
             "sessions_at": {name: len(self.engine.drafting.live(name)) for name in self.engine.drafting.drafters},
+            "suspect": [name for name, drafter in self.engine.drafting.drafters.items() if drafter.suspect],
+            "link_trouble": self.link_trouble(),
         }
         if failure is not None:
             facts["error"] = str(failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.topology.wire import (
+    MAX_FRAME_BYTES,
     Status,
     check_hash,
     unpack_tokens,
@@ -106,3 +107,33 @@ def test_warming_is_not_waited_for() -> None:
     assert bench.engine.statistics.drafted_rounds == 1
     assert bench.ids["r"] == text[: have + 6]
     assert not bench.engine.step()  # it is waited for again
+
+
+def test_a_drafter_that_lacks_tokens_again_and_again_is_sent_them_once_a_round() -> None:
+    """Alternating answers of `unknown` cost one Draft each round, not one each."""
+    bench = Bench()
+    drafter, _, text = bench.opened()
+    count = len(drafter.drafts)
+    for held in (1, 2, 1, 2, 1, 2, 1, 2):
+        drafter.answer(drafter.last(), status=Status.UNKNOWN, held=held)
+        bench.engine.step()
+    rounds = bench.engine.statistics.rounds
+    assert len(drafter.drafts) - count <= rounds + 2
+    drafter.oracle = None
+    bench.finish()
+    assert bench.ids["r"] == text
+
+
+def test_sessions_that_do_not_fit_into_one_draft_go_in_several() -> None:
+    """A drafter comes up while many long sessions are open: no Draft is larger than a frame, and all get there."""
+    bench = Bench(drafters="d", slots=1 << 20, max_sessions=128, prefill_chunk=6000)
+    bench.submit(*[ask(f"r{i}", [(i + t) % 64 for t in range(6000)], 40, seed=i) for i in range(100)])
+    for _ in range(4):
+        bench.engine.step()
+    drafter = FakeDrafter(bench, context=8192)
+    drafter.up()
+    bench.engine.step()
+    opened = [item for item in drafter.drafts if item.base == 0]
+    assert len({item.session for item in opened}) == 100
+    assert max(map(len, drafter.frames)) < MAX_FRAME_BYTES / 2
+    assert sum(map(len, drafter.frames)) > MAX_FRAME_BYTES / 2

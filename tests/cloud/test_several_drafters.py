@@ -183,6 +183,24 @@ def test_a_drafter_that_misses_three_rounds_loses_its_sessions_to_another() -> N
     assert bench.ids["r"] == text
 
 
+def test_a_drafter_that_answers_late_and_never_right_loses_its_sessions_too() -> None:
+    """Always just before the deadline, always wrong: it has not missed a round, and yet another one takes over."""
+    bench = Bench(drafters="ab", deadline=1.0)
+    drafter, request, text = bench.opened_first("a")
+    other = FakeDrafter(bench, "b", epoch=9)
+    other.oracle = always_right([request])
+    other.up()
+    for _ in range(6):
+        if drafter.closed:
+            break
+        bench.clock.advance(0.45)
+        drafter.answer(drafter.last(), [(text[len(bench.ids["r"])] + 1) % 64] * 4)
+        bench.engine.step()
+    assert drafter.closed and other.drafts
+    bench.finish()
+    assert bench.ids["r"] == text
+
+
 def test_suspicion_doubles_and_ends() -> None:
     """Two seconds after its third miss a drafter is tried again; one more miss and it is four."""
     bench = Bench(drafters="ab")
@@ -247,3 +265,24 @@ def test_reconfiguring_moves_sessions_and_changes_the_draft_length() -> None:
     assert bench.ids["r"] == text
     asked = {item.k for frame in other.frames if isinstance(m := decode(frame), Draft) for item in m.items}
     assert asked == {0, 1, 2}
+
+
+def test_sessions_that_move_and_a_drafter_that_lags_are_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    """Five sessions leave a drafter that is gone: one line; one that becomes suspect and is trusted again: one each."""
+    caplog.set_level("INFO")
+    bench = Bench(drafters="ab")
+    drafters = fakes(bench, "ab")
+    bench.submit(*[ask(f"r{i}", [i + 1]) for i in range(5)])
+    bench.engine.step()
+    drafters["a"].down()
+    bench.engine.step()
+    assert caplog.messages == ["5 sessions move from a to others"]
+    moved = caplog.records[0].__dict__
+    assert (moved["event"], moved["drafter"], moved["sessions"]) == ("sessions_moved", "a", 5)
+    state, now = bench.engine.drafting.drafters["b"], bench.clock.now()
+    for suspect, second in ((True, 0.0), (True, 1.0), (False, 2.0), (True, 3.0), (True, 40.0), (False, 41.0)):
+        state.suspect = suspect
+        bench.engine.drafting.said_room("b", 0, now + second)
+    told = [record.__dict__["event"] for record in caplog.records[1:]]
+    assert told == ["drafter_suspect", "drafter_trusted"] * 2  # one that wavers is told of every half minute
+    assert caplog.messages[2] == "drafter b is trusted again"

@@ -142,6 +142,8 @@ async def test_health_of_a_target_with_drafters(running: Any) -> None:
     config = EngineConfig(max_sessions=1, drafting=DraftingConfig(drafters=("orin-1", "orin-2")))
     async with running(config=config, pace=SLOW) as target:
         target.engine.drafting.drafters["orin-1"].send = lambda message: True
+        target.engine.drafting.drafters["orin-2"].suspect = True
+        target.service.link_trouble = lambda: {"orin-2": "no route to host"}
         idle = (await target.client.get("/health")).json()
         assert idle == {
             "status": "ok",
@@ -150,6 +152,8 @@ async def test_health_of_a_target_with_drafters(running: Any) -> None:
             "queued": 0,
             "drafters": {"orin-1": "up", "orin-2": "down"},
             "sessions_at": {"orin-1": 0, "orin-2": 0},
+            "suspect": ["orin-2"],
+            "link_trouble": {"orin-2": "no route to host"},
         }
         target.engine.inbox.put(LinkDown("orin-1"))
         calls = [asyncio.create_task(_read_all(target.client, LONG)) for _ in range(2)]
