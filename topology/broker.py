@@ -112,7 +112,7 @@ def _watch(address: Address) -> NoReturn:
 def _accepts(address: Address) -> bool:
     try:
         socket.create_connection((address.host, address.port), timeout=LOOK_SECONDS).close()
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return True
 

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.topology.credentials import KEYS_COMMAND, NodeFiles
+from paceline.topology.credentials import AUTHORITY, KEYS_COMMAND, NodeFiles
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -19,15 +19,34 @@ PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
 PEM_END = "-----END CERTIFICATE-----"
 
 
+def way_to_get(folder: Path, topology_file: str, options: str = "") -> str:
+    """What to do about a file of a deployment that is not there: who holds ca.key can make it, the others copy it."""
+    run = f"run: {KEYS_COMMAND} {topology_file}"
+    if os.path.exists(folder / f"{AUTHORITY}.key"):
+        return run + options
+    there = f"the machine that holds {AUTHORITY}.key (where keys init was run)"
+    return f"copy it from {there}, or, if that is to be this machine, {run}"
+
+
+def way_to_renew(folder: Path, topology_file: str, node: str) -> str:
+    """The same about a node's certificate that cannot be used."""
+    run = f"run: {KEYS_COMMAND} {topology_file} --renew {node}"
+    if os.path.exists(folder / f"{AUTHORITY}.key"):
+        return run
+    return f"{run} on the machine that holds {AUTHORITY}.key, and copy {node}.pem and {node}.key from there"
+
+
 def private_file_problem(file: Path, advice: str = "") -> str | None:
-    """Why a file that only its owner may read cannot be used, or None. advice: what to do when it is not there."""
+    """Why a file that only its owner may read cannot be used, or None. advice: how to get it."""
     problem = file_problem(file, advice)
     if problem is not None:
         return problem
     status = file.stat()
     if status.st_mode & 0o077:
         return f"{file} can be read by other users (mode {status.st_mode & 0o777:03o}); run: chmod 600 {file}"
-    return f"{file} is empty" if status.st_size == 0 else None
+    if status.st_size == 0:
+        return f"{file} is empty" + (f"; remove it and {advice}" if advice else "")
+    return None
 
 
 def file_problem(file: Path, advice: str = "") -> str | None:
@@ -45,14 +64,15 @@ def file_problem(file: Path, advice: str = "") -> str | None:
 
 def certificate_problem(files: NodeFiles, node: str, topology_file: str = "FILE.yaml") -> str | None:
     """Why a node cannot use its files, or None."""
-    run = f"run: {KEYS_COMMAND} {topology_file}"
+    folder = files.authority.parent
     for file in files:
-        problem = file_problem(file, run)
+        options = f" --renew {node}" if file != files.authority else ""
+        problem = file_problem(file, way_to_get(folder, topology_file, options))
         if problem is not None:
             return problem
-    renew = f"{run} --renew {node}"
+    renew = way_to_renew(folder, topology_file, node)
     return (
-        private_file_problem(files.key)
+        private_file_problem(files.key, renew)
         or authority_key_problem(files.authority.with_suffix(".key"))
         or pair_problem(files.certificate, files.key, renew)
         or _signature_problem(files, node, renew)
@@ -127,7 +147,7 @@ def expires(file: Path) -> datetime.datetime:
 
 def fingerprint(certificate: Path) -> bytes:
     """SHA-256 of the first certificate of a file, 32 bytes: what binds a handshake to a TLS connection."""
-    text = certificate.read_text()
+    text = certificate.read_text("latin-1")  # notes beside the PEM may be in any encoding
     first = text[text.index(PEM_BEGIN) : text.index(PEM_END) + len(PEM_END)]
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).digest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
+from paceline.topology.process import notify
 from paceline.topology.spec_models import Section, Topology
 
 log = logging.getLogger(__name__)
@@ -35,10 +36,16 @@ def with_sections_of(started: Topology, new: Topology) -> Topology:
     return new.model_copy(update={name: getattr(started, name) for name in OF_ALL_NODES})
 
 
-def log_reload(node: str, done: Sequence[str], later: Sequence[str]) -> None:
-    """One line about both."""
-    words = f"{', '.join(done)} changed" if done else "nothing changed"
+def log_reload(node: str, done: Sequence[str], later: Sequence[str], *, certificates: bool) -> None:
+    """One line about both, which whoever started this process is told too. certificates: they were read again."""
+    if done:
+        words = f"{', '.join(done)} changed"
+    else:
+        words = "nothing that a running node can take over changed" if later else "nothing changed"
+    if certificates:
+        words += "; certificates were read again"
     if later:
-        words += f"; {', '.join(later)} at the next start"
+        words += f"; at the next start: {', '.join(later)}"
     fields = {"event": "reloaded", "node": node, "changed": list(done), "later": list(later)}
     log.info("%s has read its topology again: %s", node, words, extra=fields)
+    notify(f"STATUS={node} has read its topology again: {words}")

@@ -16,6 +16,7 @@ from paceline.core.clock import Clock, RealClock, wall_us
 from paceline.core.errors import HandshakeRefused, LinkClosed, WireError
 from paceline.topology.handshake import Identity, TargetHandshake, printable, refusal_frame
 from paceline.topology.limits import PEER_LIMITS, Meter
+from paceline.topology.link_trouble import LinkTrouble
 from paceline.topology.links.base import Channel, Transport
 from paceline.topology.peer import FIRST_RETRY_SECONDS, Backoff, LinkHandler, Peer
 from paceline.topology.wire import Drafted, Error, Goodbye, Message, Ping, Pong, decode
@@ -30,6 +31,8 @@ REFUSED_RETRY_SECONDS = 5.0
 LASTING_SECONDS = 1.0
 # Tried again as after a lost link; a frame that was spoiled on its way need not be the next time.
 PASSING_REFUSALS = frozenset({"busy", "leaving", "timeout", "malformed", "unexpected"})
+# What most likely is behind a refusal whose reason the drafter keeps to itself.
+HINTS = {"unauthenticated": ": is deployment.key the same on both machines? (the drafter's log says more)"}
 
 
 class DrafterConnection:
@@ -60,6 +63,7 @@ class DrafterConnection:
         self._handler = handler
         self._live_sessions = live_sessions
         self.drafter = drafter
+        self.parting = "stops"  # what the drafter is told that this target does, when `run` is cancelled
         self._clock = clock or RealClock()
         self._beat = beat
         self._silence_limit = beat * missed_beats
@@ -68,7 +72,7 @@ class DrafterConnection:
         self._backoff = backoff or Backoff()
         self._refused_retry = refused_retry
         self._dialled = 0.0  # seconds that the last dial took: as good as a pause
-        self._logged: str | None = None  # the last reason logged, so that each is told once
+        self._trouble = LinkTrouble(log, drafter, address)
 
     @property
     def rtt(self) -> float | None:
@@ -79,7 +83,7 @@ class DrafterConnection:
     @property
     def trouble(self) -> str | None:
         """Why there is no link now, as last found; None while it is up or was never tried."""
-        return None if self.peer is not None else self._logged
+        return None if self.peer is not None else self._trouble.reason
 
     def send(self, message: Message) -> bool:
         """Sends from any thread; False when the link is down."""
@@ -92,11 +96,11 @@ class DrafterConnection:
             try:
                 await self._link_once()
             except HandshakeRefused as refusal:
-                self._log_once(f"{refusal.code}: {refusal}")
+                self._trouble.found(f"{refusal.code}: {refusal}{HINTS.get(refusal.code, '')}", self._clock.now())
                 passing = refusal.code in PASSING_REFUSALS
                 pause = self._backoff.pause() if passing else self._refused_retry * random.uniform(0.8, 1.0)
             except LinkClosed as loss:
-                self._log_once(str(loss))
+                self._trouble.found(str(loss), self._clock.now())
                 pause = max(FIRST_RETRY_SECONDS, self._backoff.pause() - self._dialled)
             await anyio.sleep(pause)
 
@@ -108,6 +112,8 @@ class DrafterConnection:
                 channel = await self._transport.dial(self._address, self.drafter)
         except TimeoutError:
             raise LinkClosed(f"{self._address} did not answer within {self._dial_limit:g} s") from None
+        except (OSError, ValueError, RuntimeError) as error:  # no transport's own; such as: no thread is left
+            raise LinkClosed(f"cannot dial {self._address}: {error}") from error
         finally:
             self._dialled = self._clock.now() - started
         link = _TargetLink(
@@ -126,7 +132,7 @@ class DrafterConnection:
                 if self._clock.now() - up_at >= LASTING_SECONDS:
                     self._backoff.reset()  # one that ends at once, again and again, is dialled less and less often
         except anyio.get_cancelled_exc_class():
-            link.farewell = Goodbye("leaving", f"target {self._identity.name!r} stops")
+            link.farewell = Goodbye("leaving", f"target {self._identity.name!r} {self.parting}")
             link.end = link.end or LinkClosed("this target stops")
             raise
         except LinkClosed as loss:
@@ -164,19 +170,8 @@ class DrafterConnection:
                 await link.ended.wait()
             if beat.cancelled_caught:  # it lived for a beat: only now does a new loss count as the first
                 self._backoff.reset()
-                self._logged = None
+                self._trouble.over()
         raise link.end
-
-    def _log_once(self, reason: str) -> None:
-        if reason == self._logged:
-            return
-        self._logged = reason
-        log.warning(
-            "no link to the drafter at %s: %s",
-            self._address,
-            reason,
-            extra={"event": "link_down", "address": self._address, "reason": reason},
-        )
 
 
 class _TargetLink:

@@ -7,8 +7,9 @@ opens a file.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +47,34 @@ def certificates_folder(security: Security) -> Path | None:
 def node_files(folder: Path, node: str) -> NodeFiles:
     """The files of one node."""
     return NodeFiles(folder / f"{AUTHORITY}.pem", folder / f"{node}.pem", folder / f"{node}.key")
+
+
+class Clash(NamedTuple):
+    """Two secrets in one file. subject: whose file is to be elsewhere: a node, an API key; None: the deployment key."""
+
+    subject: str | Path | None
+    problem: str
+
+
+def clashes(folder: Path, key_file: Path | None, nodes: Iterable[str], api_keys: Iterable[Path]) -> Iterator[Clash]:
+    """Files that `keys init` would write twice. API keys may be the same one."""
+    authority = node_files(folder, AUTHORITY)
+    taken = {os.path.realpath(authority.key): "the authority's key"}
+    taken[os.path.realpath(authority.authority)] = "the authority's certificate"
+
+    def take(file: Path, what: str, subject: str | Path | None, advice: str) -> Iterator[Clash]:
+        other = taken.setdefault(os.path.realpath(file), what)
+        if other != what:
+            yield Clash(subject, f"{file} would be both {what} and {other}; {advice}")
+
+    if key_file is not None:
+        yield from take(key_file, "the deployment key", None, "give security.key_file another name")
+    for name in nodes:
+        files = node_files(folder, name)
+        yield from take(files.key, f"{name}'s key", name, f"rename {name}")
+        yield from take(files.certificate, f"{name}'s certificate", name, f"rename {name}")
+    for file in api_keys:
+        yield from take(file, "an API key", file, "give api.key_file another name")
 
 
 def link_is_encrypted(security: Security, transport: str, drafter: DrafterSpec) -> bool:

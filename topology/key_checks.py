@@ -7,14 +7,21 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
-from paceline.topology.certificate_checks import certificate_problem, file_problem, pair_problem, private_file_problem
-from paceline.topology.credentials import KEYS_COMMAND, certificates_folder, needs_certificate, node_files
+from paceline.core.errors import UserError
+from paceline.topology.certificate_checks import (
+    certificate_problem,
+    file_problem,
+    pair_problem,
+    private_file_problem,
+    way_to_get,
+)
+from paceline.topology.credentials import certificates_folder, needs_certificate, node_files
 from paceline.topology.spec_checks import Parts
 from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Security, TargetSpec
 from paceline.topology.yaml_lines import Path
 
-DEPLOYMENT_KEY_BYTES = 16
+KEY_BYTES = 16  # of a deployment key or an API key, at least
 
 
 def key_files(parts: Parts, file: str) -> Iterator[Finding]:
@@ -23,25 +30,29 @@ def key_files(parts: Parts, file: str) -> Iterator[Finding]:
     file: the topology's, for what to run.
     """
     security = parts.security
-    if security and security.key_file and (why := deployment_key_problem(security.key_file, file)):
+    folder = certificates_folder(security) if security is not None else None
+    if security and security.key_file and (why := key_problem(security.key_file, folder, file)):
         yield Finding(("security", "key_file"), why)
     for index, target in parts.targets.items():
         path = ("targets", index, "api")
         if runs_here(parts, target):
-            yield from _api_files(path, target, file)
-    for key in ("key", "password_file"):
-        secret = getattr(parts.link, key)
-        if secret is not None and (why := private_file_problem(secret)):
-            yield Finding(("link", key), why)
+            yield from _api_files(path, target, folder, file)
+    if parts.link.key is not None and (why := private_file_problem(parts.link.key)):
+        yield Finding(("link", "key"), why)
+    here = [node.name for _, _, node in parts.nodes() if runs_here(parts, node)]
+    for password in dict.fromkeys(parts.link.password_file_of(name) for name in here):
+        if password is not None and (why := private_file_problem(password)):
+            yield Finding(("link", "password_file"), why)
     if security is not None:
         yield from _certificates(parts, security, file)
 
 
-def _api_files(path: Path, target: TargetSpec, topology_file: str) -> Iterator[Finding]:
+def _api_files(path: Path, target: TargetSpec, folder: FilePath | None, topology_file: str) -> Iterator[Finding]:
     api = target.api
-    advice = f"run: {KEYS_COMMAND} {topology_file}"
-    if api.key_file is not None and (why := private_file_problem(api.key_file, advice)):
-        yield Finding((*path, "key_file"), why)
+    if api.key_file is not None:
+        why = key_problem(api.key_file, folder, topology_file) or _api_key_problem(api.key_file)
+        if why is not None:
+            yield Finding((*path, "key_file"), why)
     if api.cert is not None and api.key is not None:
         if why := file_problem(api.cert):
             yield Finding((*path, "cert"), why)
@@ -61,13 +72,34 @@ def _certificates(parts: Parts, security: Security, file: str) -> Iterator[Findi
             yield Finding((section, index, "name"), why)
 
 
-def deployment_key_problem(file: FilePath, topology_file: str) -> str | None:
-    """Why a deployment key cannot be used, or None."""
-    run = f"run: {KEYS_COMMAND} {topology_file}"
-    why = private_file_problem(file, run)
-    if why is None and len(file.read_bytes().strip()) < DEPLOYMENT_KEY_BYTES:
-        return f"{file} is no key: it has less than {DEPLOYMENT_KEY_BYTES} bytes; remove it and {run}"
+def key_problem(file: FilePath, folder: FilePath | None, topology_file: str) -> str | None:
+    """Why a deployment key or an API key cannot be used, or None. folder: where certificates lie."""
+    advice = way_to_get(folder or file.parent, topology_file)
+    why = private_file_problem(file, advice)
+    if why is None and len(file.read_bytes().strip()) < KEY_BYTES:
+        return f"{file} is no key: it has less than {KEY_BYTES} bytes; remove it and {advice}"
     return why
+
+
+def read_api_key(file: FilePath) -> str:
+    """What users are to show. Raises UserError when it is none, for an empty one would let everybody in."""
+    try:
+        key = file.read_bytes().strip().decode("latin-1")
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    if len(key) < KEY_BYTES:
+        raise UserError(f"{file} is no key: it has less than {KEY_BYTES} bytes")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{file} is no API key: an HTTP header holds one line of ASCII text")
+    return key
+
+
+def _api_key_problem(file: FilePath) -> str | None:
+    try:
+        read_api_key(file)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def runs_here(parts: Parts, node: DrafterSpec | TargetSpec) -> bool:

@@ -6,13 +6,14 @@ What is there stays, unless it is to be renewed. Every file appears whole and wi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.topology.credentials import AUTHORITY, node_files
+from paceline.topology.credentials import AUTHORITY, clashes, node_files
 
 PRIVATE = 0o600
 PUBLIC = 0o644
@@ -40,11 +41,25 @@ class Keyring:
     ) -> None:
         """nodes: name → addresses of its API. days: how long a node's new certificate lasts.
 
-        Raises UserError, before anything is written when the fault can be known before.
+        Raises UserError, before anything is written when the fault can be known before. One at a time fills a folder.
         """
-        self._check(nodes)
+        for clash in clashes(self.folder, self.key_file, nodes, api_keys):
+            raise UserError(clash.problem)
+        self._check(nodes, renew)
         for folder in {self.folder, self.key_file.parent, *(file.parent for file in api_keys)}:
             make_folder(folder)
+        with _locked(self.folder):
+            self._check(nodes, renew)  # who had the lock before may have written
+            self._fill(deployment, nodes, api_keys, renew, days)
+
+    def _fill(
+        self,
+        deployment: str,
+        nodes: Mapping[str, Sequence[str]],
+        api_keys: Sequence[Path],
+        renew: Sequence[str],
+        days: int | None,
+    ) -> None:
         for file in (self.key_file, *api_keys):
             if self._force or not file.exists():
                 self._write(file, (secrets.token_hex(32) + "\n").encode(), PRIVATE)
@@ -59,15 +74,29 @@ class Keyring:
     def _has(self, node: str) -> bool:
         return _Paths(self.folder, node).certificate.exists()
 
-    def _check(self, nodes: Mapping[str, Sequence[str]]) -> None:
-        taken = {self._authority.key: "the authority's key", self.key_file: "the deployment key"}
-        for name in nodes:
-            files = node_files(self.folder, name)
-            if files.key in taken:
-                raise UserError(f"{files.key} would be both {name}'s key and {taken[files.key]}; rename {name}")
-        for paths in (self._authority, *(_Paths(self.folder, name) for name in nodes)):
-            if paths.key.exists() and not paths.certificate.exists() and not self._force:
-                raise UserError(f"{paths.key} is there and {paths.certificate} is not; put it back, or give --force")
+    def _check(self, nodes: Mapping[str, Sequence[str]], renew: Sequence[str]) -> None:
+        if self._force:
+            return
+        for name in (AUTHORITY, *nodes):
+            paths = _Paths(self.folder, name)
+            half = paths.key.exists() and not paths.certificate.exists()
+            if half and name not in renew and self._authority.key.exists():
+                anew = f"--renew {name}, which makes both" if name in nodes else "--force, which makes everything anew"
+                raise UserError(f"{paths.key} is there and {paths.certificate} is not; put it back, or give {anew}")
+        self._check_place(nodes)
+
+    def _check_place(self, nodes: Mapping[str, Sequence[str]]) -> None:
+        """A second authority, or a second deployment key, would cut this machine off from the others."""
+        authority = self._authority
+        if authority.key.exists() or (authority.certificate.exists() and self.key_file.exists()):
+            return
+        of_nodes = [file for name in nodes for file in node_files(self.folder, name)]
+        there = next((file for file in (self.key_file, *of_nodes) if file.exists()), None)
+        if there is not None:
+            raise UserError(
+                f"{there} is there and {authority.key} is not: run this on the machine that holds it and copy the"
+                " files from there, or give --force, which makes everything anew"
+            )
 
     def _sign(self, deployment: str, nodes: Mapping[str, Sequence[str]], days: int | None) -> None:
         from paceline.topology.certificates import AUTHORITY_DAYS, NODE_DAYS, Pair, new_authority, new_node
@@ -108,6 +137,21 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(mode=FOLDER, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits until nobody else has it. Raises UserError when the folder cannot be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}") from None
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from paceline.topology.peer import Peer
 from paceline.topology.refusals import RefusalLog
-from paceline.topology.wire import Error
+from paceline.topology.wire import Close, Draft, Error, Message, Ping
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class PeerLimits:
     """burst_seconds: a peer that was quiet may send at once what its rates allow in so many seconds.
 
-    unread: what may wait for the thread that reads. stranger_frame: longest frame (bytes) before the handshake is over;
+    unread: what may wait for the thread that reads; items as `work` counts them. stranger_frame: longest frame (bytes) before the handshake is over;
     a Hello holds 4 bytes for every 256 ids of a vocabulary, and little else.
     """
 
@@ -30,10 +30,22 @@ class PeerLimits:
     burst_seconds: float = 2.0
     unread_messages: int = 1024
     unread_bytes: int = 64 << 20
+    unread_items: int = 1 << 17
     stranger_frame: int = 64 << 10
 
 
 PEER_LIMITS = PeerLimits()
+IDS_AN_ITEM = 4  # of a list of sessions: so many take the memory of an item, and less of its time
+
+
+def work(message: Message) -> int:
+    """How many items a message is as good as, in what it costs to keep and to look at: at least 1."""
+    if isinstance(message, Draft):
+        biases = sum([len(item.sampling.logit_bias) for item in message.items if item.sampling is not None])
+        return 1 + len(message.items) + biases
+    if isinstance(message, (Close, Ping)):
+        return 1 + len(message.sessions or ()) // IDS_AN_ITEM
+    return 1
 
 
 class Meter:
@@ -58,11 +70,12 @@ class Meter:
 @dataclass
 class _Waiting:
     """handled: messages of the peer that were read at the last look. marks: what had come from it, in bytes, with each
-    message that is not read yet. read_bytes: the same with the last one that is."""
+    message that is not read yet, and its items. read_bytes: the same with the last one that is. items: of all marks."""
 
     handled: int
-    marks: deque[int] = field(default_factory=deque)
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
     read_bytes: int = 0
+    items: int = 0
 
 
 class Unread:
@@ -85,16 +98,19 @@ class Unread:
         """The link is gone."""
         self._waiting.pop(peer.name, None)
 
-    def takes(self, peer: Peer) -> bool:
-        """Whether one more message may be put into the queue; if not, the peer's link is closed."""
+    def takes(self, peer: Peer, items: int = 1) -> bool:
+        """Whether one more message, of so many items, may be put into the queue; if not, the peer's link is closed."""
         waiting = self._waiting[peer.name]
         handled = self._handled(peer.name)
         for _ in range(min(handled - waiting.handled, len(waiting.marks))):
-            waiting.read_bytes = waiting.marks.popleft()
+            waiting.read_bytes, read = waiting.marks.popleft()
+            waiting.items -= read
         waiting.handled = handled
-        waiting.marks.append(peer.bytes_in)
-        limits = self._limits
-        if len(waiting.marks) <= limits.unread_messages and peer.bytes_in - waiting.read_bytes <= limits.unread_bytes:
+        waiting.marks.append((peer.bytes_in, items))
+        waiting.items += items
+        limits, unread_bytes = self._limits, peer.bytes_in - waiting.read_bytes
+        few = len(waiting.marks) <= limits.unread_messages and waiting.items <= limits.unread_items
+        if few and unread_bytes <= limits.unread_bytes:
             return True
         self.refuse(peer, f"{peer.name} sends more than can be read")
         return False

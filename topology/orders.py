@@ -74,8 +74,11 @@ class Orders:
             for apply in self._followers:
                 apply(topology)
         except UserError as error:
-            log.error("nothing is changed: %s", "; ".join(str(error).splitlines()), extra={"event": "reload_refused"})
-        notify("READY=1")
+            words = f"nothing is changed: {'; '.join(str(error).splitlines())}"
+            log.error("%s", words, extra={"event": "reload_refused"})
+            notify(f"STATUS={words}")
+        finally:  # whoever asked for it waits for this
+            notify("READY=1")
 
 
 async def any_of(*waits: Callable[[], Awaitable[Any]], seconds: float | None = None) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.topology.simulation import Simulation
     from paceline.topology.simulation_book import Book
 
+TICK = 1e-9  # seconds: event times are rounded to it
 FIRST_DEADLINE, SHORTEST_DEADLINE, LONGEST_DEADLINE = 1.0, 0.005, 2.0
 SAMPLES_BEFORE_DEADLINE = 16
 MISSES = 3  # in a row; then the target decodes plainly
@@ -344,7 +345,7 @@ class Target:
             return
         now, late = self._simulation.now, False
         for lane in self.lanes:
-            if lane.waiting and lane.deadline <= now:
+            if lane.waiting and lane.deadline <= now + TICK:
                 late = True
                 self._missed += 1
                 self._probe_at = now + PROBE_SECONDS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = Tru
     problems: list[Problem] = []
     data = _with_profiles(document, file, base, problems)
     topology, findings = _validate(data, base)
-    parts = Parts.of(topology) if topology else _salvage(data, findings, base)
+    parts = replace(Parts.of(topology) if topology else _salvage(data, findings, base), file=file)
     findings += [*cross_check(parts), *unsupported(parts)]
     if look_at_keys:
         findings += key_files(parts, file)
@@ -96,6 +97,7 @@ def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = Tru
     problems += [located(finding, document, file) for finding in findings]
     if problems or topology is None:
         raise SpecErrors(problems)
+    topology._file = file
     return topology
 
 

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from paceline.topology.credentials import api_certificate, api_is_encrypted, name_problem, needs_certificate
+from paceline.topology.credentials import (
+    KEYS_COMMAND,
+    api_certificate,
+    api_is_encrypted,
+    certificates_folder,
+    clashes,
+    name_problem,
+    needs_certificate,
+)
 from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Host, LinkSpec, Profile, Security, TargetSpec, Topology
 from paceline.topology.spec_values import Address, cache_folder, did_you_mean
@@ -31,6 +39,7 @@ class Parts:
     targets: dict[int, TargetSpec]
     drafter_names: set[str]
     complete: bool = False  # the whole file is valid
+    file: str = "FILE.yaml"  # what messages call it
 
     @staticmethod
     def of(topology: Topology) -> Parts:
@@ -189,15 +198,16 @@ def _keys(parts: Parts) -> Iterator[Finding]:
             break  # drafters listen at the broker: see _mqtt
         if not drafter.listen.is_loopback and parts.security is not None and parts.security.key_file is None:
             message = f"{drafter.listen} is reachable from other machines: that needs security.key_file"
-            yield Finding(("drafters", index, "listen"), message)
+            yield Finding(("drafters", index, "listen"), f"{message}; {_key_line(parts)}")
     for index, target in parts.targets.items():
         if not target.api.listen.is_loopback and target.api.key_file is None:
             message = f"{target.api.listen} is reachable from other machines: that needs targets[{index}].api.key_file"
             yield Finding(("targets", index, "api", "listen"), message)
         elif parts.security is not None:
-            yield from _api_certificate(("targets", index, "api"), parts.security, target)
+            yield from _api_certificate(("targets", index, "api"), parts, parts.security, target)
     if parts.security is not None:
         yield from _certificate_names(parts, parts.security)
+        yield from _clashes(parts, parts.security)
 
 
 def _rejection(parts: Parts) -> Iterator[Finding]:
@@ -218,14 +228,19 @@ def _rejection(parts: Parts) -> Iterator[Finding]:
             yield Finding(path, f"{message}, or use coupled")
 
 
-def _api_certificate(path: Path, security: Security, target: TargetSpec) -> Iterator[Finding]:
+def _key_line(parts: Parts) -> str:
+    """What to write, and what to run."""
+    return f"write security: {{key_file: secrets/deployment.key}} and run: {KEYS_COMMAND} {parts.file}"
+
+
+def _api_certificate(path: Path, parts: Parts, security: Security, target: TargetSpec) -> Iterator[Finding]:
     api = target.api
     if (api.cert is None) != (api.key is None):
         given, other = ("cert", "key") if api.key is None else ("key", "cert")
         yield Finding((*path, given), f"needs {other} beside it")
     elif api_is_encrypted(security, target) and api_certificate(security, target) is None:
         message = "is reachable from other machines: that needs security.key_file or security.certificates for HTTPS"
-        yield Finding((*path, "listen"), f"{api.listen} {message}, or encrypt: false")
+        yield Finding((*path, "listen"), f"{api.listen} {message}, or encrypt: false; {_key_line(parts)}")
 
 
 def _certificate_names(parts: Parts, security: Security) -> Iterator[Finding]:
@@ -233,6 +248,25 @@ def _certificate_names(parts: Parts, security: Security) -> Iterator[Finding]:
     for section, index, node in parts.nodes():
         if needs_certificate(security, parts.link.transport, node, drafters) and (why := name_problem(node.name)):
             yield Finding((section, index, "name"), why)
+
+
+def _clashes(parts: Parts, security: Security) -> Iterator[Finding]:
+    """Each secret has a file of its own. Names that cannot be in a certificate at all are told elsewhere."""
+    folder = certificates_folder(security)
+    if folder is None:
+        return
+    drafters = {drafter.name: drafter for drafter in parts.drafters.values()}
+    places: dict[object, Path] = {None: ("security", "key_file")}
+    nodes: list[str] = []
+    for section, index, node in parts.nodes():
+        if isinstance(node, TargetSpec) and node.api.key_file is not None:
+            places.setdefault(node.api.key_file, (section, index, "api", "key_file"))
+        if needs_certificate(security, parts.link.transport, node, drafters) and name_problem(node.name) is None:
+            places[node.name] = (section, index, "name")
+            nodes.append(node.name)
+    api_keys = [place for place in places if isinstance(place, FilePath)]
+    for clash in clashes(folder, security.key_file, nodes, api_keys):
+        yield Finding(places[clash.subject], clash.problem)
 
 
 def _link(parts: Parts) -> Iterator[Finding]:
@@ -250,8 +284,10 @@ def _mqtt(parts: Parts) -> Iterator[Finding]:
         for one, two in ((given, other), (other, given)):
             if getattr(link, one) is not None and getattr(link, two) is None:
                 yield Finding(("link", one), f"needs {two} beside it")
-    if link.topic_prefix is not None and not _TOPIC_PREFIX.fullmatch(link.topic_prefix):
-        yield Finding(("link", "topic_prefix"), "must be words of a topic such as site-1/paceline, without + # or $")
+    prefix = link.topic_prefix
+    if prefix is not None and not (_TOPIC_PREFIX.fullmatch(prefix) and prefix.isprintable()):
+        message = "must be 1..32 printable words of a topic such as site-1/paceline, without + # or $"
+        yield Finding(("link", "topic_prefix"), message)
     if link.broker is None:
         if not parts.complete and "broker" in link.model_fields_set:
             return
@@ -271,12 +307,13 @@ def _mqtt(parts: Parts) -> Iterator[Finding]:
         yield from _far_from_broker(parts, address)
     elif parts.security is not None:
         if parts.security.key_file is None:
-            yield Finding(("link", "broker"), f"{address} is on another machine: that needs security.key_file")
+            message = f"{address} is on another machine: that needs security.key_file"
+            yield Finding(("link", "broker"), f"{message}; {_key_line(parts)}")
         if not tls and parts.security.encrypt:
             yield Finding(("link", "broker"), f"{address} is on another machine: write mqtts://, or encrypt: false")
 
 
-_TOPIC_PREFIX = re.compile(r"[^/+#$][^/+#]*(/[^/+#]+)*")
+_TOPIC_PREFIX = re.compile(r"[^/+#$][^/+#]*(/[^/+#]+){0,31}")  # brokers take 200 levels at most, some fewer
 
 
 def _broker_address(link: LinkSpec) -> Address | None:

@@ -5,9 +5,10 @@ Relative paths are relative to the YAML file. Attribute docstrings become the de
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from paceline.core.profile import StepTimes
 from paceline.topology import spec_values as v
@@ -48,14 +49,22 @@ class LinkSpec(Section):
     """MQTT: client certificate."""
     key: v.FilePath | None = None
     """MQTT: key of the client certificate."""
-    username: v.Text | None = None
-    """MQTT: user name."""
-    password_file: v.FilePath | None = None
-    """MQTT: a file that holds the password."""
+    username: v.NodeText | None = None
+    """MQTT: user name; ${NODE} in it stands for the node's own name."""
+    password_file: v.NodeFilePath | None = None
+    """MQTT: a file that holds the password; ${NODE} in it stands for the node's own name."""
     topic_prefix: v.Text | None = None
     """MQTT: what topics start with. Default: paceline."""
     local_broker: v.Flag = False
     """MQTT: the broker is started with the nodes, on this machine: mosquitto, else amqtt."""
+
+    def username_of(self, node: str) -> str | None:
+        """The user that a node is at the broker."""
+        return self.username and self.username.replace(v.NODE, node)
+
+    def password_file_of(self, node: str) -> Path | None:
+        """The file that holds that user's password."""
+        return self.password_file and Path(str(self.password_file).replace(v.NODE, node))
 
     @property
     def broker_address(self) -> Address:
@@ -221,6 +230,12 @@ class Topology(Section):
     """Draft models."""
     targets: tuple[TargetSpec, ...]
     """Target models."""
+    _file: str = PrivateAttr("FILE.yaml")
+
+    @property
+    def file(self) -> str:
+        """What messages call the file that it was read from."""
+        return self._file
 
     @model_validator(mode="before")
     @classmethod

@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from paceline.core.profile import StepTimes
 
+NODE = "${NODE}"  # in some values of link: the name of the node that reads them
 Base = Path | None  # the folder of the YAML file: what relative paths are relative to
 
 
@@ -126,9 +127,9 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-_ADDRESS = re.compile(
-    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)):(?P<port>[0-9]{1,5})"
-)
+# A label has 1 to 63 characters and a name at most 253: Python's look-up breaks on others, rather than not find them.
+_HOST_NAME = r"(?![_-])(?![^:]{254})[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*(?<![_-])"
+_ADDRESS = re.compile(rf"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>{_HOST_NAME})):(?P<port>[0-9]{{1,5}})")
 
 
 def read_address(value: Any, base: Base = None) -> Address:
@@ -202,16 +203,18 @@ def cache_folder() -> Path:
     return Path(own).expanduser()
 
 
-def expand(text: str, base: Base) -> str:
+def expand(text: str, base: Base, keep: str = "") -> str:
     """`~` and `${NAME}` replaced; ${PACELINE_CACHE} is paceline in the user's cache folder unless set.
 
-    Raises ValueError for a variable that is not set.
+    keep: one that is left as it stands. Raises ValueError for a variable that is not set.
     """
 
     cache = str(cache_folder())
 
     def variable(match: re.Match[str]) -> str:
         name = match[1]
+        if match[0] == keep:
+            return keep
         value = os.environ.get(name) or (cache if name == "PACELINE_CACHE" else None)
         if value is None:
             raise ValueError(f"uses ${{{name}}}, but the environment variable {name} is not set")
@@ -220,11 +223,25 @@ def expand(text: str, base: Base) -> str:
     return os.path.expanduser(re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", variable, text))
 
 
-def read_path(value: Any, base: Base = None) -> Path:
-    """A file, relative to the YAML file. Raises ValueError."""
+def read_path(value: Any, base: Base = None, keep: str = "") -> Path:
+    """A file, relative to the YAML file. keep: a variable that is left as it stands. Raises ValueError."""
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ValueError(f"must be the path of a file, not {shown(value)}")
-    return Path(os.path.normpath((base or Path()) / expand(value, base)))
+    return Path(os.path.normpath((base or Path()) / expand(value, base, keep)))
+
+
+def read_node_path(value: Any, base: Base = None) -> Path:
+    """A file of a node: ${NODE} stays until the node is known. Raises ValueError."""
+    return read_path(value, base, NODE)
+
+
+def read_node_text(value: Any, base: Base = None) -> str:
+    """Text in which ${NODE} stays until the node is known, and nothing else is a variable. Raises ValueError."""
+    if not isinstance(value, str) or not re.fullmatch(r"[^\x00-\x1f]{1,500}", value):
+        raise ValueError(f"must be text, not {shown(value)}")
+    if strange := re.search(r"\$\{.*?(\}|$)", value.replace(NODE, "")):
+        raise ValueError(f"holds {strange[0]}; only {NODE}, the node's own name, is replaced here")
+    return value
 
 
 def read_model(value: Any, base: Base = None) -> str:
@@ -313,8 +330,10 @@ ModelName = Annotated[str, Rule(read_model, {"type": "string", "examples": ["bun
 Name = Annotated[
     str, pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "a name of letters, digits, dots and dashes (at most 63)")
 ]
+NodeFilePath = Annotated[Path, Rule(read_node_path, {"type": "string"}, as_text=True)]
+NodeText = Annotated[str, Rule(read_node_text, {"type": "string", "examples": [NODE]})]
 Text = Annotated[str, pattern(r"[^\x00-\x1f]{1,500}", "text")]
-_HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9a-fA-F:]*:[0-9a-fA-F:.]*"
+_HOST = _HOST_NAME + r"|(?=.{2,45}$)[0-9a-fA-F:]*:[0-9a-fA-F:.]*"
 HostAddress = Annotated[str, pattern(_HOST, "a host name or an IP address")]
 Device = Annotated[str, pattern(r"cpu|cuda(:[0-9]{1,2})?", "cpu, cuda or cuda:0")]
 Broker = Annotated[str, pattern(r"mqtts?://[A-Za-z0-9._:\[\]-]+", "mqtt://host:port or mqtts://host:port")]

@@ -76,6 +76,7 @@ class Supervisor:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.children: dict[str, Child] = {}
+        self.leaving = False  # everything stops: who ends now is neither missed nor started again
         self.failed = asyncio.Event()
         self.failure: PacelineError | None = None
 
@@ -151,7 +152,7 @@ class Supervisor:
     async def _look_after(self, child: Child) -> None:
         """Runs a child, again and again if it may be restarted, until it is stopped."""
         backoff = Backoff(first=0.1)
-        while not child.stopping.is_set():
+        while not self._ends(child):
             try:
                 code = await self._run_once(child)
             except OSError as error:  # no room for one more process
@@ -164,7 +165,7 @@ class Supervisor:
                 break
             child.was_ready |= child.ready.is_set()
             child.ready.clear()
-            if child.stopping.is_set():
+            if self._ends(child):
                 break
             if code == 2 or not child.node.restart or not child.was_ready:
                 self._fail(child, code)
@@ -173,6 +174,9 @@ class Supervisor:
             log.warning("%s ended (%s) and is started again", child.node.name, _ending(code))
             await asyncio.sleep(backoff.pause())
         child.gone.set()
+
+    def _ends(self, child: Child) -> bool:
+        return self.leaving or child.stopping.is_set()
 
     async def _run_once(self, child: Child) -> int:
         with _NotifySocket() as notify, _open_log(child) as out:
@@ -185,12 +189,12 @@ class Supervisor:
                 env=environment,
                 start_new_session=True,
             )
-            if child.stopping.is_set():
+            if self._ends(child):
                 _signal(child, signal.SIGTERM)
-            listening = asyncio.create_task(notify.listen(child.ready))
+            listening = asyncio.create_task(notify.listen(child))
             try:
                 code = await child.process.wait()
-                notify.drain(child.ready)
+                notify.drain(child)
                 return code
             finally:
                 listening.cancel()
@@ -213,7 +217,7 @@ async def first_of(*futures: asyncio.Future[Any], timeout: float | None = None) 
 
 
 class _NotifySocket:
-    """Where one child says that it is ready."""
+    """Where one child says that it is ready, and what its operator should know (STATUS=…)."""
 
     def __enter__(self) -> _NotifySocket:
         self.address = f"@paceline-{os.getpid()}-{secrets.token_hex(8)}"
@@ -225,22 +229,26 @@ class _NotifySocket:
     def __exit__(self, *exc: object) -> None:
         self._socket.close()
 
-    def drain(self, ready: asyncio.Event) -> None:
+    def drain(self, child: Child) -> None:
         """What a child said just before it ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._take(self._socket.recv(4096), ready)
+                self._take(self._socket.recv(4096), child)
 
     @staticmethod
-    def _take(message: bytes, ready: asyncio.Event) -> None:
-        if b"READY=1" in message.split(b"\n"):
-            ready.set()
+    def _take(message: bytes, child: Child) -> None:
+        for line in message.decode(errors="replace").split("\n"):
+            if line == "READY=1":
+                child.ready.set()
+            elif line.startswith("STATUS="):
+                name = child.node.name
+                log.info("%s: %s", name, line.removeprefix("STATUS=").removeprefix(f"{name} "))
 
-    async def listen(self, ready: asyncio.Event) -> None:
+    async def listen(self, child: Child) -> None:
         """Until cancelled: what a child says later is read too, so that it never finds the socket full."""
         loop = asyncio.get_running_loop()
         while True:
-            self._take(await loop.sock_recv(self._socket, 4096), ready)
+            self._take(await loop.sock_recv(self._socket, 4096), child)
 
 
 def _open_log(child: Child) -> BinaryIO:

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.topology.certificate_checks import certificate_problem, expires, fingerprint
+from paceline.topology.certificate_checks import certificate_problem, expires, fingerprint, way_to_renew
 from paceline.topology.credentials import (
     KEYS_COMMAND,
     NodeFiles,
@@ -19,7 +19,7 @@ from paceline.topology.credentials import (
 )
 from paceline.topology.links.tcp import ServerTls, TcpTransport
 from paceline.topology.links.words import words
-from paceline.topology.spec_models import Security, TargetSpec, Topology
+from paceline.topology.spec_models import DrafterSpec, Security, TargetSpec, Topology
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,12 @@ SOON_DAYS = 30
 
 def tcp_transport(topology: Topology, node: str) -> TcpTransport:
     """TCP as one node speaks it: inside TLS where the topology says so. UserError when a certificate is amiss."""
-    security, kind = topology.security, topology.link.transport
-    encrypted = {drafter.name for drafter in topology.drafters if link_is_encrypted(security, kind, drafter)}
+    encrypted = _encrypted(topology)
     listens = node in encrypted
-    dials = {name for target in topology.targets if target.name == node for name in target.drafters.names}
+    dials = _dials(topology, node)
     if not listens and not dials & encrypted:
         return TcpTransport()
-    files = usable_files(security, node)
+    files = usable_files(topology, node)
     return TcpTransport(
         server_tls=ServerTls(server_context(files), fingerprint(files.certificate)) if listens else None,
         client_tls=client_context(files) if dials & encrypted else None,
@@ -42,18 +41,36 @@ def tcp_transport(topology: Topology, node: str) -> TcpTransport:
     )
 
 
-def usable_files(security: Security, node: str) -> NodeFiles:
-    """A node's files, found to be in order. Raises UserError."""
-    folder = certificates_folder(security)
+def own_transport(topology: Topology, drafter: DrafterSpec) -> TcpTransport:
+    """With which a drafter's machine dials its own drafter. UserError when a certificate is amiss."""
+    if not link_is_encrypted(topology.security, topology.link.transport, drafter):
+        return TcpTransport()
+    return TcpTransport(client_tls=client_context(usable_files(topology, drafter.name)))
+
+
+def _encrypted(topology: Topology) -> set[str]:
+    """Drafters whose links are inside TLS."""
+    security, kind = topology.security, topology.link.transport
+    return {drafter.name for drafter in topology.drafters if link_is_encrypted(security, kind, drafter)}
+
+
+def _dials(topology: Topology, node: str) -> set[str]:
+    return {name for target in topology.targets if target.name == node for name in target.drafters.names}
+
+
+def usable_files(topology: Topology, node: str, *, warn: bool = True) -> NodeFiles:
+    """A node's files, found to be in order. warn: when they expire soon. Raises UserError."""
+    folder = certificates_folder(topology.security)
     if folder is None:
         raise UserError(f"{node} needs a certificate: write security.key_file and run {KEYS_COMMAND}")
     files = node_files(folder, node)
-    problem = certificate_problem(files, node)
+    problem = certificate_problem(files, node, topology.file)
     if problem is not None:
         raise UserError(problem)
     days = (expires(files.certificate) - datetime.datetime.now(datetime.timezone.utc)).days
-    if days < SOON_DAYS:
-        log.warning("%s expires in %d days; run: %s FILE.yaml --renew %s", files.certificate, days, KEYS_COMMAND, node)
+    if warn and days < SOON_DAYS:
+        advice = way_to_renew(folder, topology.file, node)
+        log.warning("%s expires in %d days; %s", files.certificate, days, advice)
     return files
 
 
@@ -78,11 +95,13 @@ def _context(protocol: int, files: NodeFiles) -> ssl.SSLContext:
     return context
 
 
-def api_files(security: Security, target: TargetSpec) -> tuple[Path, Path] | None:
+def api_files(topology: Topology, target: TargetSpec) -> tuple[Path, Path] | None:
     """(certificate, key) with which a target serves HTTPS; None for plain HTTP. Raises UserError."""
-    if target.api.cert is None and api_certificate(security, target) is not None:
-        usable_files(security, target.name)
-    return api_certificate(security, target)
+    files = api_certificate(topology.security, target)
+    if target.api.cert is None and files is not None:
+        with_links = bool(_dials(topology, target.name) & _encrypted(topology))  # whose transport has warned
+        usable_files(topology, target.name, warn=not with_links)
+    return files
 
 
 def api_context(files: tuple[Path, Path] | None) -> ssl.SSLContext | None:

@@ -44,13 +44,18 @@ def make_transport(topology: Topology, node: str, *, quiet: bool = False) -> Tra
     return tcp_transport(topology, node)
 
 
-def renew_transport(transport: Transport, topology: Topology, node: str) -> None:
-    """Certificates as their files are now, for TCP connections made from now on. UserError when one is amiss."""
+def renew_transport(transport: Transport, topology: Topology, node: str) -> bool:
+    """Certificates as their files are now, for TCP connections made from now on. UserError when one is amiss.
+
+    Returns whether the transport has any.
+    """
     from paceline.topology.links.tcp import TcpTransport
     from paceline.topology.tls import tcp_transport
 
-    if isinstance(transport, TcpTransport):
-        transport.renew(tcp_transport(topology, node))
+    if not isinstance(transport, TcpTransport):
+        return False
+    transport.renew(tcp_transport(topology, node))
+    return transport.encrypted
 
 
 def mqtt_place(topology: Topology, node: str) -> Place:
@@ -66,9 +71,10 @@ def mqtt_place(topology: Topology, node: str) -> Place:
             tls = ssl.create_default_context(cafile=link.ca)
             if link.cert is not None:
                 tls.load_cert_chain(link.cert, link.key)
-        password = link.password_file.read_text().strip() if link.password_file is not None else None
+        password_file = link.password_file_of(node)
+        password = password_file.read_text().strip() if password_file is not None else None
         key = topology.security.key_file.read_bytes().strip() if topology.security.key_file is not None else b""
     except OSError as error:  # TLS's errors are among them
         raise UserError(f"cannot read what the broker {link.broker} needs: {error}") from None
-    broker = Broker(address.host, address.port, tls, link.username, password)
+    broker = Broker(address.host, address.port, tls, link.username_of(node), password)
     return Place(broker, topology.name, node, key, link.topic_prefix or TOPIC_PREFIX)

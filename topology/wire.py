@@ -25,7 +25,8 @@ PROTOCOL_MINOR = 0
 MAX_FRAME_BYTES = 4 << 20
 MAX_ITEMS = 4096
 MAX_SESSIONS_LISTED = 1 << 16  # in one Close or Ping
-MAX_LOGIT_BIAS = 4096
+MAX_LOGIT_BIAS = 4096  # of a session
+MAX_BIASES_A_FRAME = 4 * MAX_LOGIT_BIAS  # each takes ten times its bytes in memory
 SAMPLING_LIMIT = 1e9  # of temperature, penalties and biases, and of the inverse of the first two
 MAX_POSITION = 1 << 31
 MAX_TOKENS_PER_ITEM = 1 << 19
@@ -215,6 +216,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
 def _check(message: Message) -> None:
     """What the fields' types do not say."""
     if isinstance(message, Draft):
+        biases = 0
         for item in message.items:
             if len(item.tokens) & 3:
                 raise _uneven(item)
@@ -222,6 +224,9 @@ def _check(message: Message) -> None:
                 raise WireError(f"session {item.session}: it is {item.base} + {len(item.tokens) // 4} tokens long")
             if item.sampling is not None:
                 _check_sampling(item.session, item.sampling)
+                biases += len(item.sampling.logit_bias)
+        if biases > MAX_BIASES_A_FRAME:
+            raise WireError(f"a Draft with {biases} logit biases is over the limit of {MAX_BIASES_A_FRAME}")
     elif isinstance(message, Drafted):
         for answer in message.items:
             if len(answer.tokens) & 3:

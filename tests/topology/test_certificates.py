@@ -102,7 +102,7 @@ def test_a_certificate_of_another_time_is_named(tmp_path: Path, days: int, words
     problem = certificate_problem(files, NODE, "star.yaml")
     assert problem is not None and words in problem
     if days < 0:
-        assert problem.endswith(f"run: paceline keys init star.yaml --renew {NODE}")
+        assert f"; run: paceline keys init star.yaml --renew {NODE} on the machine that holds ca.key" in problem
 
 
 def test_an_authority_that_has_expired_signs_nothing() -> None:
@@ -117,7 +117,8 @@ def test_a_certificate_of_another_authority_is_named(tmp_path: Path, authority: 
     files = place(tmp_path, authority, new_node(new_authority("star"), NODE))
     problem = certificate_problem(files, NODE, "s.yaml")
     fix = f"run: paceline keys init s.yaml --renew {NODE}"
-    assert problem == f"{files.certificate} is not signed by {files.authority}; {fix}"
+    there = f" on the machine that holds ca.key, and copy {NODE}.pem and {NODE}.key from there"
+    assert problem == f"{files.certificate} is not signed by {files.authority}; {fix}{there}"
 
 
 def test_a_key_that_does_not_belong_is_named(tmp_path: Path, authority: Pair) -> None:
@@ -159,7 +160,9 @@ def test_a_missing_file_says_what_to_run(tmp_path: Path, authority: Pair, which:
     files = place(tmp_path, authority, new_node(authority, NODE))
     file: Path = getattr(files, which)
     file.unlink()
-    assert certificate_problem(files, NODE, "s.yaml") == f"{file} does not exist; run: paceline keys init s.yaml"
+    problem = certificate_problem(files, NODE, "s.yaml")
+    assert problem is not None and problem.startswith(f"{file} does not exist; copy it from the machine that holds")
+    assert problem.endswith("run: paceline keys init s.yaml")
 
 
 def test_keys_that_others_can_read_are_refused(tmp_path: Path, authority: Pair) -> None:

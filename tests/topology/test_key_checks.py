@@ -13,7 +13,8 @@ from paceline.topology.spec import parse_topology
 from .spec_helpers import STAR, problems, read, with_drafter
 
 OPEN = with_drafter("listen: 0.0.0.0:7070")
-KEYED = OPEN + "security: {key_file: secrets/deployment.key}\n"
+SECURITY = "security: {key_file: secrets/deployment.key}\n"
+KEYED = OPEN + SECURITY
 API = "    api: {listen: '0.0.0.0:8001', key_file: secrets/api.key}\n"
 
 
@@ -37,7 +38,10 @@ def test_a_complete_folder_is_enough(folder: Path) -> None:
 
 def test_beyond_loopback_without_a_key_is_refused(folder: Path) -> None:
     """Whether encrypted or not."""
-    message = "0.0.0.0:7070 is reachable from other machines: that needs security.key_file"
+    message = (
+        "0.0.0.0:7070 is reachable from other machines: that needs security.key_file; "
+        "write security: {key_file: secrets/deployment.key} and run: paceline keys init star.yaml"
+    )
     assert ends(problems(OPEN, folder)) == [message]
     assert ends(problems(OPEN + "security: {encrypt: false}\n", folder)) == [message]
     assert message in ends(problems(OPEN + "security: {certificates: secrets}\n", folder))
@@ -48,14 +52,35 @@ def test_a_missing_certificate_says_what_to_run(folder: Path, name: str) -> None
     """Of every node of this machine, on both sides of the link."""
     missing = folder / "secrets" / name
     missing.unlink()
-    message = f"{missing} does not exist; run: paceline keys init star.yaml"
+    renew = "" if name == "ca.pem" else f" --renew {missing.stem}"
+    message = f"{missing} does not exist; run: paceline keys init star.yaml{renew}"
     assert set(ends(problems(KEYED, folder))) == {message}
 
 
-def test_a_missing_deployment_key_says_what_to_run(tmp_path: Path) -> None:
-    """The same command makes it and everything else."""
-    key = tmp_path / "secrets" / "deployment.key"
-    assert f"{key} does not exist; run: paceline keys init star.yaml" in ends(problems(KEYED, tmp_path))
+COPY = (
+    "copy it from the machine that holds ca.key (where keys init was run), or, if that is to be this machine, "
+    "run: paceline keys init star.yaml"
+)
+
+
+@pytest.mark.parametrize("name", ["deployment.key", "d.pem", "d.key", "ca.pem", "api.key"])
+def test_without_the_authoritys_key_a_missing_file_is_to_be_copied(folder: Path, name: str) -> None:
+    """Making it here would be a second authority, or a second key."""
+    (folder / "secrets" / "ca.key").unlink()
+    missing = folder / "secrets" / name
+    missing.unlink()
+    assert f"{missing} does not exist; {COPY}" in ends(problems(OPEN + API + SECURITY, folder))
+
+
+def test_a_certificate_that_cannot_be_used_is_renewed_where_the_authority_is(folder: Path) -> None:
+    """And both files are copied."""
+    (folder / "secrets" / "ca.key").unlink()
+    (folder / "secrets" / "d.pem").write_text("none")
+    (line,) = ends(problems(KEYED, folder))
+    assert line.endswith(
+        "run: paceline keys init star.yaml --renew d on the machine that holds ca.key, "
+        "and copy d.pem and d.key from there"
+    )
 
 
 @pytest.mark.parametrize("name", ["deployment.key", "d.key", "t.key", "ca.key"])
@@ -73,6 +98,17 @@ def test_a_short_deployment_key_is_refused(folder: Path) -> None:
     key.write_text("fifteen bytes..\n")
     (line,) = ends(problems(KEYED, folder))
     assert line == f"{key} is no key: it has less than 16 bytes; remove it and run: paceline keys init star.yaml"
+
+
+@pytest.mark.parametrize(
+    ("held", "why"), [("short", "is no key: it has less than 16 bytes"), ("", "is empty")], ids=["short", "empty"]
+)
+def test_a_bad_api_key_is_refused(folder: Path, held: str, why: str) -> None:
+    """By the bound of the deployment key, with what to do."""
+    key = folder / "secrets" / "api.key"
+    key.write_text(held)
+    text = STAR + API + "security: {certificates: secrets}\n"
+    assert ends(problems(text, folder)) == [f"{key} {why}; remove it and run: paceline keys init star.yaml"]
 
 
 def test_without_encryption_no_certificate_is_wanted(folder: Path) -> None:
@@ -106,7 +142,8 @@ def test_an_api_beyond_loopback_needs_a_certificate_from_somewhere(folder: Path)
     (line,) = ends(problems(STAR + API, folder))
     assert line == (
         "0.0.0.0:8001 is reachable from other machines: that needs security.key_file or security.certificates for "
-        "HTTPS, or encrypt: false"
+        "HTTPS, or encrypt: false; "
+        "write security: {key_file: secrets/deployment.key} and run: paceline keys init star.yaml"
     )
 
 

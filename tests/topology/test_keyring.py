@@ -114,9 +114,39 @@ def test_a_key_without_its_certificate_is_not_overwritten(tmp_path: Path, name: 
     fill(tmp_path, "d")
     (tmp_path / f"{name}.pem").unlink()
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=rf"{name}\.key is there and .*{name}\.pem is not; put it back"):
+    way = r"--renew d, which makes both" if name == "d" else "--force, which makes everything anew"
+    with pytest.raises(UserError, match=rf"{name}\.key is there and .*{name}\.pem is not; put it back, or give {way}$"):
         fill(tmp_path, "d")
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("lost", ["d.pem", "d.key"])
+def test_renewing_makes_both_files_when_one_is_lost(tmp_path: Path, lost: str) -> None:
+    """Signed by the authority that is there; nothing else changes."""
+    fill(tmp_path, "d", "t")
+    (tmp_path / lost).unlink()
+    before = contents(tmp_path)
+    assert fill(tmp_path, "d", "t", renew=("d",)) == {"d.key", "d.pem"}
+    after = contents(tmp_path)
+    assert {name for name in after if after[name] != before.get(name)} == {"d.key", "d.pem"}
+    assert certificate_problem(node_files(tmp_path, "d"), "d") is None
+
+
+@pytest.mark.parametrize("there", [("deployment.key",), ("ca.pem",), ("d.pem",), ("deployment.key", "d.pem", "d.key")])
+def test_no_second_authority_beside_files_of_the_first(tmp_path: Path, there: tuple[str, ...]) -> None:
+    """Where ca.key is not, files of a deployment were copied to; --force is for who means it."""
+    fill(tmp_path / "home", "d")
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    for name in there:
+        (machine / name).write_bytes((tmp_path / "home" / name).read_bytes())
+    before = contents(machine)
+    with pytest.raises(
+        UserError, match=r"machine/.* is there and .*ca\.key is not: run this on the machine that holds"
+    ):
+        fill(machine, "d")
+    assert contents(machine) == before
+    assert "ca.key" in fill(machine, "d", force=True)
 
 
 @pytest.mark.parametrize(("name", "other"), [("ca", "the authority's key"), ("deployment", "the deployment key")])

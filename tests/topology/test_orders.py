@@ -13,7 +13,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.topology import orders as orders_module
-from paceline.topology.changes import changed, pending
+from paceline.topology.changes import changed, log_reload, pending
 from paceline.topology.orders import Orders, any_of
 from paceline.topology.process import StatusFile, notify
 from paceline.topology.spec import Topology, parse_topology
@@ -135,3 +135,20 @@ def test_a_status_file_that_cannot_be_written_is_told_once(tmp_path: Path, caplo
         os.remove(folder / "a.json")
         folder.rmdir()
     assert len(caplog.records) == 2 and "No such file" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("done", "later", "certificates", "words"),
+    [
+        ([], [], False, "nothing changed"),
+        ([], ["name"], False, "nothing that a running node can take over changed; at the next start: name"),
+        (["drain"], ["name"], True, "drain changed; certificates were read again; at the next start: name"),
+    ],
+)
+def test_a_reload_says_what_it_did(
+    caplog: pytest.LogCaptureFixture, done: list[str], later: list[str], certificates: bool, words: str
+) -> None:
+    """One sentence that does not contradict itself."""
+    caplog.set_level(logging.INFO)
+    log_reload("chat", done, later, certificates=certificates)
+    assert caplog.messages == [f"chat has read its topology again: {words}"]

@@ -264,3 +264,9 @@ def test_the_papers_settings_are_valid_and_say_what_to_measure(name: str) -> Non
     paper = load_topology(ROOT / "examples" / "papers" / f"{name}.yaml", look_at_keys=False)
     with pytest.raises(UserError, match="not known are"):
         plan(paper, Conditions(rtt=0.001))
+
+
+def test_a_deadline_between_two_ticks_of_the_simulation_ends() -> None:
+    """Event times are rounded to the nanosecond, deadlines are not: a busy star of 16 is planned all the same."""
+    topology = load_topology(Path(__file__).parents[2] / "examples" / "emulated-star.yaml")
+    assert plan(topology, Conditions(in_flight=4)).tokens_per_s > 1000

@@ -42,7 +42,8 @@ def test_a_broker_elsewhere_needs_a_key_and_tls(tmp_path: Path) -> None:
     """Each is one sentence; with both, or with encrypt: false, it is read."""
     far = "{transport: mqtt, broker: 'mqtt://broker.lan:1883'}"
     assert problems(star(far)) == [
-        "star.yaml:10:33: link.broker: broker.lan:1883 is on another machine: that needs security.key_file",
+        "star.yaml:10:33: link.broker: broker.lan:1883 is on another machine: that needs security.key_file; "
+        "write security: {key_file: secrets/deployment.key} and run: paceline keys init star.yaml",
         "star.yaml:10:33: link.broker: broker.lan:1883 is on another machine: write mqtts://, or encrypt: false",
     ]
     key = tmp_path / "deployment.key"
@@ -65,7 +66,8 @@ def test_a_broker_elsewhere_needs_a_key_and_tls(tmp_path: Path) -> None:
         (LOCAL[:-1] + ", ca: ca.pem}", "10:58: link.ca: is for a broker at mqtts://"),
         (
             LOCAL[:-1] + ", topic_prefix: 'a/#'}",
-            "10:72: link.topic_prefix: must be words of a topic such as site-1/paceline, without + # or $",
+            "10:72: link.topic_prefix: must be 1..32 printable words of a topic such as site-1/paceline, "
+            "without + # or $",
         ),
         (
             "{transport: mqtt, broker: 'mqtt://10.0.0.1:1883', local_broker: true}",
@@ -80,6 +82,22 @@ def test_a_broker_elsewhere_needs_a_key_and_tls(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_one_sentence(link: str, problem: str) -> None:
     assert problem in [line.removeprefix("star.yaml:") for line in problems(star(link))]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["a+", "$SYS", "a//b", "/a", "a/", r"a\ud800b", r"a\x7fb", r"a\x85b", r"a\uFFFFb", r"a\uFDD0", "a/" * 32 + "a"],
+)
+def test_a_prefix_that_no_broker_takes_is_refused(prefix: str) -> None:
+    """Wildcards, names of the broker's own, what is no text, and more levels than brokers follow."""
+    (line,) = problems(star(LOCAL[:-1] + f', topic_prefix: "{prefix}"}}'))
+    assert "link.topic_prefix: must be 1..32 printable words of a topic" in line
+
+
+@pytest.mark.parametrize("prefix", ["a", "Werk 3/süd", "a/$b", "a/" * 31 + "a"])
+def test_a_prefix_may_be_any_other_words(prefix: str) -> None:
+    """Other alphabets and spaces, too."""
+    assert read(star(LOCAL[:-1] + f", topic_prefix: '{prefix}'}}")).link.topic_prefix == prefix
 
 
 def test_drafters_listen_at_the_broker_only() -> None:
@@ -117,6 +135,28 @@ def test_a_node_takes_password_and_key_from_their_files(tmp_path: Path) -> None:
     assert "sesame" not in repr(place)
     password.chmod(0o644)
     assert any("can be read by other users" in problem for problem in problems(text))
+
+
+def test_each_node_has_a_user_of_its_own(tmp_path: Path) -> None:
+    """${NODE} is its name, whatever the environment says; each password that this machine needs is looked at."""
+    link = LOCAL[:-1] + ", username: 'edge-${NODE}', password_file: '${NODE}.password'}"
+    for node in ("d", "t"):
+        password = tmp_path / f"{node}.password"
+        password.write_text(f"secret of {node}\n")
+        password.chmod(0o600)
+    for node in ("d", "t"):
+        broker = mqtt_place(read(star(link), tmp_path), node).broker
+        assert (broker.username, broker.password) == (f"edge-{node}", f"secret of {node}")
+    (tmp_path / "d.password").unlink()
+    (line,) = problems(star(link), tmp_path)
+    assert line.endswith(f"link.password_file: {tmp_path}/d.password does not exist")
+
+
+def test_no_other_variable_is_a_user_name() -> None:
+    """A slip of the pen is no user at the broker."""
+    lines = problems(star(LOCAL[:-1] + ", username: '${NAME}', password_file: x}"))
+    sentence = "link.username: holds ${NAME}; only ${NODE}, the node's own name, is replaced here"
+    assert any(line.endswith(sentence) for line in lines)
 
 
 def test_a_certificate_that_is_none_is_one_sentence(tmp_path: Path) -> None:

@@ -79,3 +79,30 @@ async def test_a_node_that_speaks_on_is_heard(tmp_path: Path) -> None:
         with anyio.fail_after(30):
             while not done.exists():
                 await anyio.sleep(0.02)
+
+
+async def test_who_ends_while_everything_stops_is_not_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second Ctrl-C ends drafters before it is their turn: nobody misses them, or says so."""
+    leaves = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(60)"
+    async with Supervisor(tmp_path) as supervisor:
+        child = supervisor.start(Node("node", python(leaves), restart=True))
+        await supervisor.wait_ready(["node"])
+        supervisor.leaving = True
+        with anyio.fail_after(30):
+            while not child.gone.is_set():  # its handler may not be there yet
+                supervisor.pass_on(signal.SIGTERM)
+                await anyio.sleep(0.05)
+        supervisor.check()
+    assert child.restarts == 0 and "started again" not in caplog.text
+
+
+async def test_what_a_node_says_of_itself_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """STATUS=… is for the operator, who looks at the supervisor."""
+    caplog.set_level("INFO")
+    async with Supervisor(tmp_path) as supervisor:
+        supervisor.start(Node("node", python("notify('STATUS=has read it'); time.sleep(60)")))
+        with anyio.fail_after(30):
+            while "node: has read it" not in caplog.text:
+                await anyio.sleep(0.02)

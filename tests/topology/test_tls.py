@@ -22,8 +22,8 @@ from paceline.topology.links.base import Channel
 from paceline.topology.links.tcp import ServerTls, TcpTransport
 from paceline.topology.links.tcp_channel import split_address
 from paceline.topology.links.tls_listener import MAX_UNFINISHED
-from paceline.topology.spec import Topology, parse_topology
-from paceline.topology.tls import client_context, server_context, tcp_transport
+from paceline.topology.spec import Api, DraftersOf, Topology, parse_topology
+from paceline.topology.tls import api_files, client_context, server_context, tcp_transport
 
 from .helpers import DRAFTER, TARGET, Recorder, drafter, target
 from .links.conftest import LOOPS
@@ -126,12 +126,19 @@ async def test_a_drafter_of_another_name_is_refused(folder: Path) -> None:
             await transport(folder, T).dial(address, D)
 
 
-async def test_a_drafter_of_another_authority_is_refused(folder: Path, foreign: Path) -> None:
-    """Whatever name it shows."""
+async def test_a_drafter_of_another_authority_is_refused(
+    folder: Path, foreign: Path, refusals: Callable[[], list[str]]
+) -> None:
+    """Whatever name it shows; both ends say what it means."""
     async with listening(transport(foreign, D)) as (address, channels, _):
-        with pytest.raises(LinkClosed, match=r"TLS failed \(certificate verify failed: "):
+        meaning = ": the two machines have certificates of different authorities"
+        with pytest.raises(LinkClosed, match=r"TLS failed \(certificate verify failed: .*" + meaning):
             await transport(folder, T).dial(address, D)
         assert channels == []
+        with anyio.fail_after(5):
+            while not refusals():
+                await anyio.sleep(0)
+        assert "the two machines have certificates of different authorities" in refusals()[0]
 
 
 def without_certificate(folder: Path) -> ssl.SSLContext:
@@ -245,7 +252,7 @@ async def test_a_certificate_without_the_deployment_key_gets_nothing(
         drafter(transport(folder, D), above := Recorder()) as server,
         target(transport(folder, T), server.address, Recorder(), thief, drafter=D) as connection,
     ):
-        assert await refused(connection) == "unauthenticated: refused by the drafter"
+        assert "refused by the drafter: is deployment.key the same on both machines?" in await refused(connection)
         assert above.ups == []
     assert len(refusals()) == 1
 
@@ -270,7 +277,7 @@ async def test_a_relay_with_two_stolen_certificates_is_refused(
             listening_to(transport(tmp_path, D), lambda channel: tasks.start_soon(relay, channel)) as address,
             target(transport(folder, T), address, Recorder(), drafter=D) as connection,
         ):
-            assert await refused(connection) == "unauthenticated: refused by the drafter"
+            assert "refused by the drafter: is deployment.key the same on both machines?" in await refused(connection)
         assert above.ups == []
     assert "does not know the deployment key" in refusals()[0]
 
@@ -326,11 +333,16 @@ async def test_both_ends_agree_which_links_are_encrypted(folder: Path, security:
 
 
 async def test_a_certificate_that_soon_expires_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A month before, at each start: time enough to renew it."""
+    """A month before, once at each start, though links and the API show the same one: time enough to renew it."""
     Keyring(tmp_path, tmp_path / "deployment.key").fill("star", {D: (), "orin-2": (), T: ()}, days=20)
-    assert tcp_transport(topology(tmp_path, "key_file: deployment.key"), T)
+    star = topology(tmp_path, "key_file: deployment.key")
+    exposed = star.target(T).model_copy(update={"api": Api.model_validate({"listen": "0.0.0.0:8001"})})
+    assert tcp_transport(star, T) and api_files(star, exposed)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == f"{tmp_path}/{T}.pem expires in 19 days; run: paceline keys init FILE.yaml --renew {T}"
+    assert line == f"{tmp_path}/{T}.pem expires in 19 days; run: paceline keys init star.yaml --renew {T}"
+    alone = exposed.model_copy(update={"drafters": DraftersOf(names=())})
+    assert api_files(star.model_copy(update={"targets": (alone,)}), alone)
+    assert [record.getMessage() for record in caplog.records] == [line, line]
 
 
 async def test_a_node_does_not_start_with_a_bad_certificate(folder: Path, tmp_path: Path) -> None:

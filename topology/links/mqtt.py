@@ -18,6 +18,7 @@ from paceline.topology.links.base import Channel, Listener
 from paceline.topology.links.mqtt_client import BrokerRefused, client_name, connect
 from paceline.topology.links.mqtt_life import ANSWER_SECONDS, Life, Place
 from paceline.topology.links.mqtt_paho import MQTT_5
+from paceline.topology.links.words import words
 from paceline.topology.peer import Backoff
 
 log = logging.getLogger(__name__)
@@ -113,10 +114,8 @@ class MqttTransport:
         while True:
             try:
                 await self._live_once(backoff)
-            except LinkClosed as loss:
-                if str(self._trouble) != str(loss):
-                    log.warning("%s", loss, extra={"event": "broker_down", "reason": str(loss)})
-                self._trouble = loss
+            except Exception as error:  # whatever ended it, the next attempt may do better
+                self._lost(error)
             self._wake()
             await asyncio.sleep(backoff.pause())
 
@@ -138,8 +137,19 @@ class MqttTransport:
             raise
         finally:
             self._life = None
-            life.end(connection.ended.result() if connection.ended.done() else "this node leaves the broker")
-            await connection.close()
+            try:
+                life.end(connection.ended.result() if connection.ended.done() else "this node leaves the broker")
+            finally:
+                await connection.close()
+
+    def _lost(self, error: Exception) -> None:
+        """Says so once, with its place in the code where it is not of the expected kind."""
+        expected = isinstance(error, LinkClosed)
+        loss = error if expected else LinkClosed(f"cannot use the broker {self.place.broker.url}: {words(error)}")
+        if str(self._trouble) != str(loss):
+            extra = {"event": "broker_down", "reason": str(loss)}
+            log.warning("%s", loss, extra=extra, exc_info=None if expected else error)
+        self._trouble = loss
 
     def _wake(self) -> None:
         self._changed.set()

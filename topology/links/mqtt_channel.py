@@ -44,8 +44,20 @@ class Outlet(Protocol):
 class MqttChannel:
     """One end of a pipe between two nodes."""
 
-    def __init__(self, outlet: Outlet, route: Route, out_topic: str, nonce: bytes, key: bytes, peer: str, url: str):
-        """key: the deployment's, for what comes before the handshake has made one of its own. url: the broker's."""
+    def __init__(
+        self,
+        outlet: Outlet,
+        route: Route,
+        out_topic: str,
+        nonce: bytes,
+        key: bytes,
+        peer: str,
+        url: str,
+        *,
+        listener: bytes,
+    ) -> None:
+        """key: the deployment's, for what comes before the handshake has made one of its own. url: the broker's.
+        listener: the instance that accepts; to a later one an Open means nothing."""
         self.peer = peer
         self.peer_address = f"{peer} through {url}"
         self.peer_instance = b""
@@ -79,7 +91,8 @@ class MqttChannel:
         self._closing = False
         self._sealer: Sealer
         self._use(
-            derive(key, b"channel", out_topic.encode(), nonce), derive(key, b"channel", route.topic.encode(), nonce)
+            derive(key, b"channel", out_topic.encode(), nonce, listener),
+            derive(key, b"channel", route.topic.encode(), nonce, listener),
         )
 
     # For any thread.

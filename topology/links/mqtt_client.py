@@ -35,6 +35,7 @@ LOOK_SECONDS = 1.0  # at least so often the thread looks at the keep-alive
 MAX_QUEUED_BYTES = 8 << 20
 MAX_INBOX_BYTES = 16 << 20
 LARGEST_PACKET = 256 << 10  # larger frames travel in parts, so that others get their turn
+LARGEST_INCOMING = 4 * LARGEST_PACKET
 SAFE_PACKET = 64 << 10  # what a broker of MQTT 3.1.1, which does not say, may be sent
 SMALLEST_PACKET = 1024
 PACKET_OVERHEAD = 16  # of a PUBLISH beside topic and payload, more than ever
@@ -107,8 +108,11 @@ class MqttConnection:
         cls, broker: Broker, client_id: str, will: Will | None, on_message: OnMessage, version: MQTTProtocolVersion
     ) -> MqttConnection:
         """Connects; LinkClosed with the reason when it cannot be had."""
-        connection = cls(broker, paho_client(broker, client_id, will, version), on_message, version)
-        connection._thread.start()
+        try:
+            connection = cls(broker, paho_client(broker, client_id, will, version), on_message, version)
+            connection._start()
+        except (OSError, RuntimeError) as error:  # no file descriptor is left, or no thread
+            raise LinkClosed(f"cannot connect to the broker {broker.url}: {words(error)}") from None
         try:
             await first_of(connection._connected, connection.ended)
             await first_of(connection._greeted, connection.ended, timeout=GREETING_SECONDS)
@@ -167,6 +171,14 @@ class MqttConnection:
             self._abort()
             await asyncio.wait({self.ended}, timeout=GOODBYE_SECONDS)
 
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._waker.close()
+            self._woken.close()
+            raise
+
     def _abort(self) -> None:
         """Makes the thread end at once."""
         self._leaving = self._aborted = True
@@ -198,7 +210,7 @@ class MqttConnection:
 
     def _run(self) -> None:
         try:
-            self._client.connect_to(self._broker, 4 * LARGEST_PACKET)
+            self._client.connect_to(self._broker, LARGEST_INCOMING)
             self._tell(self._connected.set_result, None)
             while not self._aborted and self._serve_once() == MQTT_ERR_SUCCESS:
                 pass
@@ -251,7 +263,8 @@ class MqttConnection:
 
     def _lose(self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Properties) -> None:
         if self._welcomed and not self._why:
-            self._why = f"the connection to the broker {self._broker.url} was lost ({reason.getName().lower()})"
+            why = self._client.too_large or reason.getName().lower()
+            self._why = f"the connection to the broker {self._broker.url} was lost ({why})"
 
     def _agree(self, client: Client, userdata: Any, mid: int, codes: list[ReasonCode], properties: Properties) -> None:
         self._tell(self._subscription, mid, codes)

@@ -26,6 +26,7 @@ ANSWER_SECONDS = 1.2  # shorter than a dial may take, so that its sentence says 
 ECHO_SECONDS = 2.0
 HEAL_SECONDS = 1.0
 MAX_STRANGE = 1024
+MAX_REMEMBERED = 4096  # Opens that were taken
 MAX_UNSECURED = 256  # channels that have not finished the handshake
 
 
@@ -64,6 +65,7 @@ class Life:
         self._connection: MqttConnection | None = None
         self._channels: dict[Route, MqttChannel] = {}
         self._answers: dict[Route, asyncio.Future[None]] = {}  # of dials
+        self._taken: dict[bytes, None] = {}  # nonces of Opens, oldest first: a stranger may play one back
         self._nodes: dict[str, Presence] = {}
         self._news = asyncio.Event()  # of nodes
         self._strange: set[str] = set()  # nodes whose word is not signed with the deployment's key
@@ -153,7 +155,7 @@ class Life:
         out, back = place.topic(drafter, "in", place.node), place.topic(drafter, "out", place.node)
         await self.subscribe(back)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        channel = self._channel(Route(back, nonce[:4]), out, nonce, drafter)
+        channel = self._channel(Route(back, nonce[:4]), out, nonce, drafter, self._nodes[drafter].instance)
         answer = self._answers[channel.route] = asyncio.get_running_loop().create_future()
         try:
             channel.greet(frames.OPEN, nonce + self.instance)
@@ -190,8 +192,9 @@ class Life:
             raise LinkClosed(f"the word of drafter {drafter} at {url} is not signed with this deployment's key")
         raise LinkClosed(f"drafter {drafter} is not there, says the broker {url}")
 
-    def _channel(self, route: Route, out: str, nonce: bytes, peer: str) -> MqttChannel:
-        channel = MqttChannel(self, route, out, nonce, self._place.key, peer, self._place.broker.url)
+    def _channel(self, route: Route, out: str, nonce: bytes, peer: str, listener: bytes) -> MqttChannel:
+        place = self._place
+        channel = MqttChannel(self, route, out, nonce, place.key, peer, place.broker.url, listener=listener)
         self._channels[route] = channel
         return channel
 
@@ -200,16 +203,21 @@ class Life:
         nonce = payload[frames.HEADER.size : frames.HEADER.size + NONCE_BYTES]
         if payload[0] != frames.OPEN or len(payload) != frames.HEADER.size + NONCE_BYTES + INSTANCE_BYTES:
             return
+        if nonce in self._taken:
+            return
         if sum(not channel.secured for channel in self._channels.values()) >= MAX_UNSECURED:
             return
         target = topic.rpartition("/")[2]
         channel = self._channel(
-            Route(topic, nonce[:4]), self._place.topic(listener.address, "out", target), nonce, target
+            Route(topic, nonce[:4]), self._place.topic(listener.address, "out", target), nonce, target, self.instance
         )
         opened = channel.unseal(payload)
         if opened is None:
             self.forget(channel)
             return
+        self._taken[nonce] = None
+        if len(self._taken) > MAX_REMEMBERED:
+            del self._taken[next(iter(self._taken))]
         channel.greet(frames.ACCEPT, self.instance)
         channel.begin(opened.body[NONCE_BYTES:], dialer=opened.body[NONCE_BYTES:], listener=self.instance)
         listener.on_channel(channel)
@@ -226,7 +234,7 @@ class Life:
 
     def on_message(self, topic: str, payload: bytes) -> None:
         """Anything on a topic that this node reads; whoever sent it."""
-        if topic.startswith(self._place.presence("")):
+        if topic == self._place.presence(topic.rpartition("/")[2]):  # a drafter's may begin like it
             self._hear(topic, payload)
             return
         if len(payload) < frames.HEADER.size:
@@ -266,10 +274,19 @@ class Life:
         known = self._nodes.get(node)
         if word.state != OFFLINE or known is None or known.instance == word.instance:
             self._nodes[node] = word
+            if known is not None and known.instance != word.instance:
+                self._ask_no_more(node)
         if word.state == OFFLINE:
             for channel in list(self._channels.values()):
                 if channel.peer == node and channel.peer_instance == word.instance:
                     channel.finish(f"{node} is gone, says the broker {self._place.broker.url}")
+
+    def _ask_no_more(self, node: str) -> None:
+        """It began anew: an Open for the instance before means nothing to it."""
+        for route, answer in self._answers.items():
+            channel = self._channels.get(route)
+            if channel is not None and channel.peer == node and not answer.done():
+                answer.set_exception(LinkClosed(f"drafter {node} has just begun anew"))
 
     def _hear_own(self, payload: bytes, word: Presence | None) -> None:
         """Others know this node by what the broker keeps: what is wrong there is put right."""

@@ -60,16 +60,26 @@ class PahoClient(Client):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._writing = threading.Lock()
+        self._largest_packet = 0
+        self.too_large = ""  # what was, if anything
         super().__init__(*arguments, **options)
 
     def connect_to(self, broker: Broker, largest_packet: int) -> None:
-        """Blocks until the socket stands. largest_packet: what this client reads, where the version can say so."""
+        """Blocks until the socket stands. largest_packet: a larger one ends the connection, read by nobody."""
+        self._largest_packet = largest_packet
         if self.protocol == MQTT_5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.MaximumPacketSize = largest_packet
             self.connect(broker.host, broker.port, KEEPALIVE_SECONDS, clean_start=True, properties=properties)
         else:
             self.connect(broker.host, broker.port, KEEPALIVE_SECONDS)
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """paho asks for the rest of a packet: up to 256 MiB where the broker does not know, or keep, our bound."""
+        if bufsize > self._largest_packet:
+            self.too_large = f"a packet of {bufsize} bytes, over the limit of {self._largest_packet}"
+            raise OSError(self.too_large)
+        return super()._sock_recv(bufsize)
 
     def loop_write(self) -> MQTTErrorCode:
         """From any thread."""

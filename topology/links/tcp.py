@@ -92,6 +92,11 @@ class TcpTransport:
         self._in_clear = in_clear
         self._listeners: list[TcpListener] = []
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether it shows certificates at all."""
+        return self._server_tls is not None or self._client_tls is not None
+
     def renew(self, fresh: TcpTransport) -> None:
         """Takes over the certificates of a transport that was made anew; open connections keep theirs."""
         self._server_tls, self._client_tls, self._in_clear = fresh._server_tls, fresh._client_tls, fresh._in_clear
@@ -106,7 +111,7 @@ class TcpTransport:
             _, channel = await asyncio.get_running_loop().create_connection(
                 TcpChannel, host, port, ssl=tls, server_hostname=name if tls else None
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter is what a name gives that no host can have
             raise LinkClosed(f"cannot reach {address}{' inside TLS' if tls else ''}: {words(error)}") from None
         if tls is not None and name is not None and channel.certified != name:  # alternative names are not enough
             channel.close()
@@ -118,7 +123,7 @@ class TcpTransport:
         listener = TcpListener(on_channel)
         try:
             await listener.start(host, port, self._server_tls)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UserError(f"cannot listen at {address}: {words(error)}") from None
         self._listeners.append(listener)
         return listener

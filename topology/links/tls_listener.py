@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from paceline.topology.links.tcp_channel import join_address
-from paceline.topology.links.words import words
+from paceline.topology.links.words import OTHER_AUTHORITY, words
 from paceline.topology.refusals import RefusalLog
 
 log = logging.getLogger(__name__)
@@ -85,4 +85,5 @@ class TlsListener:
                 self._protocol, connection, ssl=self.context, ssl_handshake_timeout=self._limit
             )
         except OSError as error:  # TLS errors, resets and the time limit are all of this kind
-            self._refusals.tell(address, "tls", words(error))
+            reset = isinstance(error, ConnectionResetError)  # how most targets leave whom they do not believe
+            self._refusals.tell(address, "tls", words(error) + (f"; perhaps {OTHER_AUTHORITY}" if reset else ""))

@@ -89,6 +89,12 @@ async def test_the_example_lets_a_star_work(guarded: BrokerProcess, authority: t
         await near.until(lambda end: end.frames == [b"answer"])
 
 
+def test_the_broker_has_nothing_to_say_of_the_example(guarded: BrokerProcess) -> None:
+    """No line of the access list is warned of at its start."""
+    log = (guarded.folder / f"mosquitto-{guarded.port}.log").read_text()
+    assert "Config loaded" in log and "ACL" not in log
+
+
 async def test_a_wrong_password_is_one_sentence_without_it(guarded: BrokerProcess, authority: trustme.CA) -> None:
     """It names broker and user. A process that starts with it ends with that sentence, as a wrong port would."""
     target = guarded.transport("chat-a", broker=access(guarded, authority, "chat-a", password="guessed"))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import resource
+import secrets
 import signal
+import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +23,8 @@ from paceline.core.errors import LinkClosed
 from paceline.topology.links import mqtt_frames as frames
 from paceline.topology.links import mqtt_presence as presence
 from paceline.topology.links.mqtt import MqttTransport
-from paceline.topology.links.mqtt_life import MAX_UNSECURED
+from paceline.topology.links.mqtt_client import LARGEST_INCOMING
+from paceline.topology.links.mqtt_life import MAX_UNSECURED, Life
 from paceline.topology.links.mqtt_paho import MQTT_3
 from paceline.topology.links.mqtt_presence import INSTANCE_BYTES, OFFLINE, Presence
 
@@ -137,7 +145,100 @@ async def test_a_closed_transport_leaves_nothing_behind(broker: BrokerProcess) -
     assert open_files() == files
 
 
+@pytest.mark.parametrize("side", ["drafter", "target"])
+@pytest.mark.parametrize("lacking", ["file descriptors", "threads", "sense"])
+async def test_what_runs_out_while_connecting_is_missed_until_it_is_back(
+    own_broker: BrokerProcess,
+    side: str,
+    lacking: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Told once, nothing of the failed attempts is left behind, and the link comes back by itself."""
+    scarce = {
+        "file descriptors": (socket, "socketpair", OSError(errno.EMFILE, "Too many open files")),
+        "threads": (threading.Thread, "start", RuntimeError("can't start new thread")),
+        "sense": (Life, "begin", KeyError("a bug")),
+    }
+    owner, name, error = scarce[lacking]
+    async with pair(own_broker) as nodes:
+        starving = getattr(nodes, side)
+        tries, real = [], getattr(owner, name)
+
+        def lack(*arguments: object) -> object:
+            if asyncio.current_task() is not starving._keeper:
+                return real(*arguments)
+            tries.append(open_files())
+            raise error
+
+        monkeypatch.setattr(owner, name, lack)
+        own_broker.kill()
+        await nodes.near.closed()
+        own_broker.start()
+        with anyio.fail_after(10):
+            while len(tries) < 4:
+                await anyio.sleep(0.02)
+        told = [record.message for record in caplog.records if str(error.args[-1]).lower() in record.message.lower()]
+        assert len(told) == 1, caplog.text
+        assert max(tries[1:]) - min(tries[1:]) <= 2  # the other node's comings and goings
+        monkeypatch.undo()
+        await nodes.connect()
+        await nodes.exchange()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+async def test_a_node_without_a_free_file_descriptor_comes_back(own_broker: BrokerProcess) -> None:
+    """The process is at its limit while the broker restarts: both ends try on, and link once there is room."""
+    async with pair(own_broker) as nodes:
+        own_broker.kill()
+        await nodes.near.closed()
+        await nodes.far.closed()
+        own_broker.start()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+        hoard: list[socket.socket] = []
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    hoard.append(socket.socket())
+            with anyio.fail_after(10):
+                while "too many open files" not in f"{nodes.target._trouble}{nodes.drafter._trouble}":
+                    await anyio.sleep(0.02)
+        finally:
+            for one in hoard:
+                one.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await nodes.connect()
+        await nodes.exchange()
+
+
+async def test_a_packet_over_the_limit_is_not_read(
+    amqtt_broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In MQTT 3.1.1 nobody told the broker of a limit: the connection ends before the packet is in memory."""
+    async with pair(amqtt_broker) as nodes:
+        with Stranger(amqtt_broker) as stranger:
+            stranger.publish(nodes.far_channel.route.topic, bytes(LARGEST_INCOMING + 1))
+            assert "over the limit of 1048576" in await nodes.far.closed()
+        await nodes.connect()
+        await nodes.exchange()
+
+
 # Who is there.
+
+
+async def test_a_drafter_may_be_called_presence(broker: BrokerProcess) -> None:
+    """Its topics begin as those of the nodes' words do."""
+    drafter = broker.transport("presence")
+    target = broker.transport("in", deployment=drafter.place.deployment)
+    async with closing(drafter), closing(target):
+        accepted: list[End] = []
+        await drafter.listen("presence", lambda channel: accepted.append(End(channel)))
+        near = End(await target.dial("presence"))
+        near.channel.send(b"there", control=True)
+        await accepted[0].until(lambda end: end.frames == [b"there"])
+        accepted[0].channel.send(b"and back", control=True)
+        await near.until(lambda end: end.frames == [b"and back"])
 
 
 async def test_an_absent_drafter_is_one_sentence_within_a_dial(broker: BrokerProcess) -> None:
@@ -286,6 +387,54 @@ async def test_a_peer_that_never_secured_can_still_close(broker: BrokerProcess) 
         assert nodes.far.frames == []
 
 
+async def test_an_opening_is_taken_once(broker: BrokerProcess) -> None:
+    """Played back when its channel is over, or to the drafter's next life, it comes to nothing."""
+    drafter = broker.transport("drafter")
+    target = broker.transport("chat-a", deployment=drafter.place.deployment)
+    accepted: list[End] = []
+    async with closing(target):
+        with Stranger(broker) as stranger:
+            async with closing(drafter):
+                await drafter.listen("drafter", lambda channel: accepted.append(End(channel)))
+                near = End(await target.dial("drafter"))
+                topic, opening = await stranger.next("/in/")
+                near.channel.close()
+                await accepted[0].closed()
+                stranger.publish(topic, opening)
+                await target.dial("drafter")
+                assert len(accepted) == 2
+            again = MqttTransport(drafter.place)
+            again._version = drafter._version
+            async with closing(again):
+                await again.listen("drafter", lambda channel: accepted.append(End(channel)))
+                stranger.publish(topic, opening)
+                await target.dial("drafter")
+                assert len(accepted) == 3
+
+
+async def test_a_drafter_that_begins_anew_is_not_waited_for(broker: BrokerProcess) -> None:
+    """What it was asked as the instance before, it does not understand: the dial ends at once, to be tried again."""
+    target = broker.transport("chat-a")
+    place = target.place
+    topic = place.presence("drafter")
+    async with closing(target):
+        with Stranger(broker) as stranger:
+
+            def listening() -> bytes:
+                word = Presence(presence.LISTENING, secrets.token_bytes(INSTANCE_BYTES))
+                return presence.encode(word, place.key, topic)
+
+            async def begin_anew() -> None:
+                await stranger.next("/in/")
+                await anyio.to_thread.run_sync(stranger.publish, topic, listening(), True)
+
+            stranger.publish(topic, listening(), retain=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(begin_anew)
+                with pytest.raises(LinkClosed, match="drafter has just begun anew"):
+                    await target.dial("drafter")
+
+
 async def test_openings_of_strangers_cost_nothing(broker: BrokerProcess) -> None:
     """Without the deployment's key no channel comes of them; with it there is a bound."""
     async with pair(broker) as nodes:
@@ -298,10 +447,10 @@ async def test_openings_of_strangers_cost_nothing(broker: BrokerProcess) -> None
                 stranger.publish(topic, sealer.seal(frames.OPEN, nonce + bytes(INSTANCE_BYTES)))
             await nodes.exchange()
             assert len(nodes.accepted) == 1
-            key = nodes.drafter.place.key
+            key, instance = nodes.drafter.place.key, nodes.near_channel.peer_instance
             for number in range(MAX_UNSECURED + 5):
                 nonce = number.to_bytes(16, "little")
-                sealer = frames.Sealer(nonce[:4], frames.derive(key, b"channel", topic.encode(), nonce))
+                sealer = frames.Sealer(nonce[:4], frames.derive(key, b"channel", topic.encode(), nonce, instance))
                 stranger.publish(topic, sealer.seal(frames.OPEN, nonce + bytes(INSTANCE_BYTES)))
             nodes.near.channel.send(b"again", control=True)
             await nodes.accepted[0].until(lambda end: b"again" in end.frames)
