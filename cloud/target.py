@@ -33,6 +33,7 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.topology.changes import changed, log_reload, pending, with_sections_of
 from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
+from paceline.topology.key_checks import read_api_key
 from paceline.topology.links.base import Transport
 from paceline.topology.orders import Orders, any_of
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
@@ -66,6 +67,7 @@ async def run_target(
     listen = str(spec.api.listen)
     bind(listen).close()  # before minutes are spent on a model
     https = api_context(api_files(topology, spec))
+    api_key = _api_key(spec)
     loaded = await load_or_stop(orders.stop, f"load {spec.name}", lambda: load_target(spec))
     if loaded is None:
         return
@@ -78,7 +80,7 @@ async def run_target(
     ]
     engine = Engine(model, token_bytes, engine_config(spec, drafters), dispatch.publish)
     service = CompletionService(engine, vocabulary, dispatch, max_queued=4 * spec.max_sessions)
-    app = create_app(service, spec.name, api_key=_api_key(spec))
+    app = create_app(service, spec.name, api_key=api_key)
     about = f"paceline {__version__}"
     identity = Identity(topology.name, spec.name, key, vocabulary.identity, software=about, model=spec.model)
     links = TargetLinks(engine)
@@ -201,12 +203,7 @@ def engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineCo
 
 
 def _api_key(spec: TargetSpec) -> str | None:
-    if spec.api.key_file is None:
-        return None
-    try:
-        return Path(spec.api.key_file).read_text().strip()
-    except OSError as error:
-        raise UserError(f"{spec.api.key_file}: {error.strerror}") from None
+    return read_api_key(spec.api.key_file) if spec.api.key_file is not None else None
 
 
 def _snapshot(engine: Engine, connections: Connections) -> dict[str, Any]:

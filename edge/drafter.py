@@ -101,12 +101,13 @@ async def run_drafter(
         section = next((drafter for drafter in new.drafters if drafter.name == spec.name), None)
         if section is None:
             raise UserError(f"drafter {spec.name} is no longer in the topology")
-        renew_transport(transport, topology, spec.name)
+        certificates = renew_transport(transport, topology, spec.name)
         weights = limits_of(new, section).weights
         done = ["weights"] if weights != limits.weights else []
         limits = replace(limits, weights=weights)
         service.inbox.put(Reconfigure(limits))
-        log_reload(spec.name, done, pending((topology, spec), (new, section), reloaded=()))
+        later = pending((topology, spec), (new, section), reloaded=())
+        log_reload(spec.name, done, later, certificates=certificates)
 
     status = StatusFile(run_dir, "drafter", spec.name)
     thread = threading.Thread(target=work, name=spec.name)
@@ -126,6 +127,7 @@ async def run_drafter(
             orders.follow(renew)
             ready()
             await orders.stop.wait()
+            log.info("stopping: its targets go on without it", extra={"event": "stopping"})
             service.inbox.put(Stop())
             await any_of(finished.wait, orders.end.wait, seconds=LAST_BATCH_SECONDS)
             service.abandon()

@@ -31,11 +31,19 @@ class Limits:
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class Tally:
+    """How many messages of one link were looked at. The service's thread writes, any may read."""
+
+    messages: int = 0
+
+
 class PeerUp(NamedTuple):
-    """A target's link is up, its Hello accepted."""
+    """A target's link is up, its Hello accepted. tally: where its messages are counted, if anybody wants to know."""
 
     name: str
     hello: Hello
+    tally: Tally | None = None
 
 
 class PeerDown(NamedTuple):
@@ -58,7 +66,7 @@ class Reconfigure(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Ends the service's `run`, after what is being drafted."""
+    """Ends the service's `run`, after what is being drafted; what waits to be looked at is dropped."""
 
 
 Event = PeerUp | PeerDown | Received | Reconfigure | Stop

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.edge.events import PeerDown, PeerUp, Received
+from paceline.edge.events import PeerDown, PeerUp, Received, Tally
 from paceline.edge.service import DrafterService
-from paceline.topology.limits import Unread
+from paceline.topology.limits import Unread, work
 from paceline.topology.peer import Peer
 from paceline.topology.wire import Hello, Message, Welcome
 
@@ -16,18 +16,20 @@ class DrafterLinks:
         self.service: DrafterService | None = None
         self._unread = Unread(self._handled)
         self._peers: dict[str, Peer] = {}
+        self._tallies: dict[str, Tally] = {}
         self._gone_in = 0
         self._gone_out = 0
 
     def on_up(self, peer: Peer, greeting: Hello | Welcome) -> None:
         assert isinstance(greeting, Hello) and self.service is not None
         self._peers[peer.name] = peer
+        tally = self._tallies[peer.name] = Tally()
         self._unread.up(peer)
-        self.service.inbox.put(PeerUp(peer.name, greeting))
+        self.service.inbox.put(PeerUp(peer.name, greeting, tally))
 
     def on_message(self, peer: Peer, message: Message) -> None:
         assert self.service is not None
-        if peer.up and self._unread.takes(peer):
+        if peer.up and self._unread.takes(peer, work(message)):
             self.service.inbox.put(Received(peer.name, message))
 
     def on_down(self, peer: Peer, reason: str) -> None:
@@ -36,7 +38,7 @@ class DrafterLinks:
         self._gone_out += peer.bytes_out
         self._unread.down(peer)
         if self._peers.get(peer.name) is peer:
-            del self._peers[peer.name]
+            del self._peers[peer.name], self._tallies[peer.name]
         self.service.inbox.put(PeerDown(peer.name))
 
     def reply(self, target: str, message: Message) -> None:
@@ -54,4 +56,4 @@ class DrafterLinks:
         }
 
     def _handled(self, target: str) -> int:
-        return self.service.handled.get(target, 0) if self.service is not None else 0
+        return self._tallies[target].messages

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import queue
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.core.clock import Clock
 from paceline.core.measured import Curve
 from paceline.core.rejection import Weights
-from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure
+from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure, Tally
+from paceline.edge.mail import Mail, Piece
 from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
 from paceline.edge.sessions import Bounds, Phase, Session, Sessions, answer
 from paceline.edge.statistics import Statistics
@@ -32,6 +32,7 @@ from paceline.topology.wire import (
     pack_tokens,
 )
 
+WORK_A_TURN = 256  # items that are looked at, whatever else has come, before drafting goes on
 QUEUE_FULL_RETRY_MS = 100
 CHEAP_GROWTH = 1.25
 _NAMES = {int(status): status.name.lower() for status in Status}
@@ -55,7 +56,6 @@ class DrafterService:
         self.epoch = epoch
         self.max_context = strategy.max_context
         self.statistics = Statistics()
-        self.handled: Counter[str] = Counter()  # messages of each target that were looked at, ever
         bounds = Bounds(
             max_sessions=limits.max_sessions,
             max_context=strategy.max_context,
@@ -65,6 +65,7 @@ class DrafterService:
             roomy=limits.max_sessions * strategy.max_context <= strategy.kv_slots,
         )
         self.sessions = Sessions(strategy, bounds, strategy.keeps_tail)
+        self._mail = Mail()
         self._queues = Queues(limits, strategy.reads_together)
         self._strategy = strategy
         self._clock = clock
@@ -72,7 +73,6 @@ class DrafterService:
         self._reply = reply
         self._chunk = limits.chunk
         self._reading = Curve()  # of chunks, over their tokens
-        self._messages = 0
         self._stopped = self._abandoned = False
 
     # --- the loop
@@ -94,6 +94,8 @@ class DrafterService:
         Waits for a message up to `timeout` seconds (None: for ever), but only where nothing else is to be done.
         """
         received = self._drain(timeout)
+        if self._stopped:
+            return received
         self._queues.fill_batch(self._clock.now())
         if reads := self._queues.turn_to_read(self._chunk):
             self._catch_up(reads)
@@ -105,34 +107,43 @@ class DrafterService:
 
     @property
     def busy(self) -> bool:
-        """Whether something waits to be drafted or read."""
-        return self._queues.busy
+        """Whether something waits to be looked at, drafted or read."""
+        return bool(self._mail) or self._queues.busy
 
     # --- drain
 
     def _drain(self, timeout: float | None) -> bool:
         waits = timeout != 0.0 and not self.busy
+        received = bool(self._mail)
         try:
             event = self.inbox.get(timeout=timeout) if waits else self.inbox.get_nowait()
+            received = True
+            self._sort(event)
+            for _ in range(self.inbox.qsize()):
+                self._sort(self.inbox.get_nowait())
         except queue.Empty:
-            return False
-        self._handle(event)
-        for _ in range(self.inbox.qsize()):
-            self._handle(self.inbox.get_nowait())
-        self.statistics.live(len(self.sessions))
-        return True
+            pass
+        left = WORK_A_TURN
+        while left > 0 and self._mail and not self._stopped:
+            target, piece = self._mail.take()
+            self._on_piece(self._queues.peers[target], piece)
+            left -= piece.work
+        if received:
+            self.statistics.live(len(self.sessions))
+        return received
 
-    def _handle(self, event: Event) -> None:
+    def _sort(self, event: Event) -> None:
+        """Messages wait for their target's turn; all else takes effect at once."""
         peers = self._queues.peers
         if isinstance(event, Received):
-            self.handled[event.name] += 1
-            if event.name in peers:
-                self._on_message(peers[event.name], event.message)
+            self._mail.put(event.name, event.message)
         elif isinstance(event, PeerUp):
+            self._mail.open(event.name, event.tally or Tally())
             self.sessions.forget_target(event.name)
             self.sessions.shares[event.name] = self._limits.weights.get(event.name, 1.0)
             peers[event.name] = Peer(event.name, event.hello.vocabulary_size)
         elif isinstance(event, PeerDown):
+            self._mail.close(event.name)
             self.sessions.forget_target(event.name)
             self.sessions.shares.pop(event.name, None)
             peers.pop(event.name, None)
@@ -141,23 +152,28 @@ class DrafterService:
             self.sessions.shares = {name: event.limits.weights.get(name, 1.0) for name in peers}
         else:
             self._stopped = True
+        self._drop_gone()
+
+    def _drop_gone(self) -> None:
         if self.sessions.disturbed:
             self.sessions.disturbed = False
             self._queues.drop_gone()
 
-    def _on_message(self, peer: Peer, message: Message) -> None:
+    def _on_piece(self, peer: Peer, piece: Piece) -> None:
+        message = piece.message
         if isinstance(message, Draft):
-            self._on_draft(peer, message)
+            self.statistics.drafts_received += piece.last
+            self._on_draft(peer, message, piece.number)
         elif isinstance(message, Close):
             if message.epoch == self.epoch:
                 self.sessions.close(peer.name, message.sessions)
         elif isinstance(message, Ping) and message.sessions is not None:
             self.sessions.keep_only(peer.name, message.sessions)
+        self._drop_gone()
 
-    def _on_draft(self, peer: Peer, draft: Draft) -> None:
+    def _on_draft(self, peer: Peer, draft: Draft, number: int) -> None:
+        """number: of the message that these items came in."""
         now = self._clock.now()
-        self._messages += 1
-        self.statistics.drafts_received += 1
         answers = []
         for item in draft.items:
             if draft.epoch != self.epoch:
@@ -165,7 +181,7 @@ class DrafterService:
                 continue
             taken = self.sessions.take(peer.name, item, now)
             if isinstance(taken, Session):
-                taken = self._schedule(peer, taken, item.k, now)
+                taken = self._schedule(peer, taken, item.k, number, now)
             if taken is not None:
                 answers.append(taken)
         if any(item.k for item in draft.items):
@@ -173,14 +189,14 @@ class DrafterService:
         if answers:
             self._send(peer.name, answers, 0, 0)
 
-    def _schedule(self, peer: Peer, session: Session, k: int, now: float) -> DraftedItem | None:
+    def _schedule(self, peer: Peer, session: Session, k: int, number: int, now: float) -> DraftedItem | None:
         """What becomes of a session that was asked for: an answer at once, a place in the queue, or reading."""
         held = len(session.committed)
         room = min(session.span.size, self.max_context) - held
         session.want = max(0, min(k, MAX_DRAFT_LENGTH, room)) if held else 0
         session.owes = True
         session.vocabulary_size = peer.vocabulary_size or session.vocabulary_size
-        session.message = self._messages
+        session.message = number
         session.received_at = now
         behind = session.behind
         reads = behind > self._strategy.quick

@@ -8,7 +8,8 @@ and the target sends again from there. A rollback is nothing but a smaller `comp
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -179,8 +180,9 @@ class Sessions:
         self._memory = memory
         self._bounds = bounds
         self._keeps_tail = keeps_tail
-        self._sessions: dict[tuple[str, int], Session] = {}
-        self._closed: dict[str, dict[int, None]] = {}
+        self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()  # unused longest first
+        self._held: Counter[str] = Counter()  # sessions of each target
+        self._closed: dict[str, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -217,6 +219,7 @@ class Sessions:
             return answer(item.session, Status.BEYOND, held, version)
         session.commit(item.base, tokens)
         session.used_at = now
+        self._sessions.move_to_end((target, item.session))
         if item.sampling is not None and (item.sampling != session.sampling or item.weights != session.draws):
             self._resample(session, item)
         if version >= session.span.size and not self._widen(session, now):
@@ -253,6 +256,7 @@ class Sessions:
                 session.spare = kept[0].tokens[kept[1] :]
         session.used_at = now
         self._sessions[target, item.session] = session
+        self._held[target] += 1
         return session
 
     def _beyond(self, version: int, tokens: array[int]) -> bool:
@@ -290,12 +294,13 @@ class Sessions:
 
     def _evict_idle(self, now: float) -> bool:
         """Frees the session that was idle longest, if that is long enough."""
-        idle = [s for s in self._sessions.values() if s.phase is Phase.IDLE]
-        oldest = min(idle, key=lambda s: s.used_at, default=None)
-        if oldest is None or now - oldest.used_at <= self._bounds.idle_seconds:
-            return False
-        self.release(oldest, keep=False)
-        return True
+        for session in self._sessions.values():
+            if now - session.used_at <= self._bounds.idle_seconds:
+                return False
+            if session.phase is Phase.IDLE:
+                self.release(session, keep=False)
+                return True
+        return False
 
     def _owed_a_place(self, target: str) -> bool:
         """Whether one more session would leave the target within its share of the places."""
@@ -305,7 +310,7 @@ class Sessions:
         """Sessions of a target beyond its share: of max_sessions, by weight among the targets that are connected."""
         weights = sum(self.shares.values())
         share = self._bounds.max_sessions * self.shares.get(target, 0.0) / weights if weights else 0.0
-        return sum(owner == target for owner, _ in self._sessions) - share
+        return self._held[target] - share
 
     def _take_place(self) -> bool:
         """Frees the session idle longest of the target most above its share; False when each of its sessions is busy.
@@ -313,10 +318,12 @@ class Sessions:
         Who takes stays within its share and who gives keeps at least its own, rounded down: places do not wander back.
         """
         rich = max(self.shares, key=self._over_share)
-        idle = [s for s in self._sessions.values() if s.target == rich and s.phase is Phase.IDLE]
-        if not idle or self._over_share(rich) <= 0:
+        if self._over_share(rich) <= 0:
             return False
-        self.release(min(idle, key=lambda session: session.used_at))
+        oldest = next((s for s in self._sessions.values() if s.target == rich and s.phase is Phase.IDLE), None)
+        if oldest is None:
+            return False
+        self.release(oldest)
         return True
 
     def _widen(self, session: Session, now: float) -> bool:
@@ -333,23 +340,25 @@ class Sessions:
 
     def _full(self, item: DraftItem, version: int, now: float) -> DraftedItem:
         """Room may come when the session that is idle longest may be evicted."""
-        oldest = min((s.used_at for s in self._sessions.values()), default=now)
+        oldest = next((s.used_at for s in self._sessions.values()), now)
         wait_ms = int((oldest + self._bounds.idle_seconds - now) * 1000)
         return answer(item.session, Status.FULL, 0, version, max(SHORTEST_RETRY_MS, wait_ms))
 
     # --- ends
 
-    def close(self, target: str, ids: Iterable[int]) -> None:
+    def close(self, target: str, ids: Sequence[int]) -> None:
         """These sessions are over and stay so, also where a Draft of one of them is still to come."""
-        closed = self._closed.setdefault(target, {})
+        closed = self._closed.setdefault(target, OrderedDict())
         for session_id in ids:
-            closed[session_id] = None
             self._release_id(target, session_id)
+        closed.update(dict.fromkeys(ids[-CLOSED_IDS:]))
         while len(closed) > CLOSED_IDS:
-            del closed[next(iter(closed))]
+            closed.popitem(last=False)
 
     def keep_only(self, target: str, ids: Iterable[int]) -> None:
         """Frees the target's other sessions: it no longer knows them."""
+        if not self._held[target]:
+            return
         live = set(ids)
         for owner, session_id in list(self._sessions):
             if owner == target and session_id not in live:
@@ -381,6 +390,9 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.target, session.id]
+        self._held[session.target] -= 1
+        if not self._held[session.target]:
+            del self._held[session.target]
         self.disturbed = self.disturbed or session.phase is not Phase.IDLE
         session.phase = Phase.GONE
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.errors import PacelineError, UserError
-from paceline.topology.spec import Topology
+from paceline.topology.credentials import api_is_encrypted
+from paceline.topology.spec import TargetSpec, Topology
 from paceline.topology.spec_checks import BROKER
+from paceline.topology.spec_values import Address
 from paceline.topology.supervisor import Node, node_command
 
 ALL_NODES = "nodes"
@@ -28,10 +30,11 @@ def nodes_here(
     if topology.link.transport == "memory":
         command = node_command(ALL_NODES, topology_file, None, run_dir, *options)
         return [], [Node(ALL_NODES, command, drain=topology.longest_drain)]
+    here = set() if everything else hosts_here(topology)
     drafters = [
         Node(drafter.name, node_command("drafter", topology_file, drafter.name, run_dir), restart=True)
         for drafter in topology.drafters
-        if with_drafters and (everything or _is_here(topology, drafter.host))
+        if with_drafters and (everything or drafter.host is None or drafter.host in here)
     ]
     targets = [
         Node(
@@ -41,7 +44,7 @@ def nodes_here(
             drain=target.drain,
         )
         for target in topology.targets
-        if everything or _is_here(topology, target.host)
+        if everything or target.host is None or target.host in here
     ]
     if topology.link.local_broker and with_drafters:
         drafters.insert(0, Node(BROKER, node_command("broker", topology_file, None, run_dir), restart=True))
@@ -50,14 +53,16 @@ def nodes_here(
     return drafters, targets
 
 
-def _is_here(topology: Topology, host: str | None) -> bool:
-    """Whether one of this machine's addresses is the host's."""
-    if host is None:
-        return True
-    address = topology.hosts[host].address
+def hosts_here(topology: Topology) -> set[str]:
+    """Those of the topology's hosts that are this machine."""
+    return {name for name, host in topology.hosts.items() if _is_own(host.address)}
+
+
+def _is_own(address: str) -> bool:
+    """Whether one of this machine's addresses is meant; a name is looked up."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     for family, kind, protocol, _, where in found:
         with socket.socket(family, kind, protocol) as probe:
@@ -67,6 +72,26 @@ def _is_here(topology: Topology, host: str | None) -> bool:
                 continue
             return True
     return False
+
+
+def api_url_of(topology: Topology, target: TargetSpec) -> str:
+    """Where others find a target's API: an address of its host, where it listens at all of them."""
+    listen = target.api.listen
+    if listen.is_any:
+        host = topology.hosts[target.host].address if target.host is not None else _own_address()
+        listen = Address(host, listen.port)
+    scheme = "https" if api_is_encrypted(topology.security, target) else "http"
+    return f"{scheme}://{listen}/v1"
+
+
+def _own_address() -> str:
+    """The address that this machine shows to the network; its name where it is on none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: this only looks up the route
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
 
 
 def writable(run_dir: Path) -> Path:
@@ -89,9 +114,13 @@ def run_directory(run_dir: Path | None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="paceline-"))
     try:
         yield directory
-    except (UserError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     except PacelineError as error:
-        raise PacelineError(f"{error} (logs: {directory})") from error
+        if not any(directory.glob("*.log")):  # nothing was started yet
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        kind = UserError if isinstance(error, UserError) else PacelineError
+        raise kind(f"{error} (logs are kept in {directory})") from error
     shutil.rmtree(directory, ignore_errors=True)

@@ -45,11 +45,12 @@ class Keyring:
         """
         for clash in clashes(self.folder, self.key_file, nodes, api_keys):
             raise UserError(clash.problem)
-        self._check(nodes, renew)
+        if not self.folder.exists():
+            self._check(nodes, renew)
         for folder in {self.folder, self.key_file.parent, *(file.parent for file in api_keys)}:
             make_folder(folder)
         with _locked(self.folder):
-            self._check(nodes, renew)  # who had the lock before may have written
+            self._check(nodes, renew)
             self._fill(deployment, nodes, api_keys, renew, days)
 
     def _fill(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from typing import Any
@@ -13,13 +14,13 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from paceline.cloud.api.errors import ApiError, error_body
+from paceline.cloud.api.errors import ApiError, body_too_large, error_body
 from paceline.cloud.api.render import Renderer
 from paceline.cloud.api.responses import CompletionResponse
-from paceline.cloud.api.schema import CompletionRequest, parse
+from paceline.cloud.api.schema import BodyLimits, CompletionRequest, parse
 from paceline.cloud.api.service import CompletionService
 
-MAX_BODY = 16 * 1024 * 1024
+LONG_BODY = 16_384  # bytes; longer ones are parsed beside the loop
 BODY_SECONDS = 30.0  # for all of it, however slowly it comes
 
 
@@ -31,11 +32,13 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None)
     app.state.api_key = api_key
     created = int(time.time())
+    limits = BodyLimits(service.max_context, service.longest)
 
     @app.post("/v1/completions", openapi_extra=_body_schema())
     async def completions(request: Request) -> Response:
         _authorize(request)
-        call = parse(await _read(request))
+        body = await _read(request, limits.body)
+        call = parse(body, limits) if len(body) <= LONG_BODY else await asyncio.to_thread(parse, body, limits)
         if call.model is not None and call.model != model_name:
             message = f"model {call.model!r} is not served here, {model_name!r} is"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -60,15 +63,14 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
     return app
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, limit: int) -> bytes:
     body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > MAX_BODY:
-                    message = f"the body is larger than {MAX_BODY} bytes"
-                    raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+                if len(body) > limit:
+                    raise body_too_large(f"the body is larger than {limit} bytes")
     except TimeoutError:
         message = f"the body was not complete within {BODY_SECONDS:g} s"
         raise ApiError(408, message, code="body_too_slow", headers={"Connection": "close"}) from None
@@ -82,7 +84,8 @@ def _authorize(request: Request) -> None:
     if api_key is None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+    right = hmac.compare_digest(given.strip().encode(), api_key.encode())
+    if scheme.lower() != "bearer" or not api_key or not right:  # an empty key lets nobody in
         headers = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key", headers=headers)
 

@@ -5,16 +5,21 @@ A parameter is honoured or refused by name (HTTP 400); none is ignored. A null i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from paceline.cloud.api.errors import ApiError
+from paceline.cloud.api.errors import ApiError, body_too_large
 
 MAX_STOPS = 16
 MAX_BIASES = 300  # OpenAI's limit
+MAX_BODY = 16 << 20  # bytes, whatever the context
+MAX_BESIDE = 64 << 10  # bytes of a body without its prompt
+ID_BYTES = 16  # of a token id, with the comma and white space
+ESCAPED = 6  # bytes of JSON for a byte of text: \\u00e9
 MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature leave float64's exact range
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -117,14 +122,44 @@ class CompletionRequest(BaseModel):
         return self
 
 
-def parse(body: bytes) -> CompletionRequest:
-    """The request in an HTTP body. Raises ApiError (400) naming what is wrong."""
+@dataclass(frozen=True)
+class BodyLimits:
+    """What a body may hold, by what the target can use. longest: bytes of a token."""
+
+    max_context: int
+    longest: int
+
+    @property
+    def ids(self) -> int:
+        """Bytes of a prompt of token ids."""
+        return MAX_BESIDE + ID_BYTES * self.max_context
+
+    @property
+    def body(self) -> int:
+        """Bytes."""
+        return min(MAX_BODY, MAX_BESIDE + max(self.ids, ESCAPED * self.longest * self.max_context))
+
+
+class _Prompt(msgspec.Struct):
+    """A body's prompt as it is written; what is beside it makes no objects."""
+
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+def parse(body: bytes, limits: BodyLimits) -> CompletionRequest:
+    """The request in an HTTP body. Raises ApiError (400, or 413 where it is too long) naming what is wrong.
+
+    A long body is first looked through: making and checking millions of objects would hold up all other threads.
+    """
     try:
+        if len(body) > MAX_BESIDE:
+            _look_through(body, limits)
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
     if not isinstance(values, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    _not_too_many(values.get("prompt"), limits.max_context)
     try:
         return CompletionRequest.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
@@ -134,6 +169,31 @@ def parse(body: bytes) -> CompletionRequest:
         code = "unsupported_parameter" if "not supported" in first else "invalid_value"
         param = str(found[0]["loc"][0]) if found[0]["loc"] else first.split()[0]
         raise ApiError(400, "; ".join(sentences[:8]), param=param, code=code) from None
+
+
+def _look_through(body: bytes, limits: BodyLimits) -> None:
+    prompt = bytes(msgspec.json.decode(body, type=_Prompt).prompt)
+    if len(body) - len(prompt) > MAX_BESIDE:
+        raise body_too_large(f"the body without its prompt is larger than {MAX_BESIDE} bytes")
+    if len(prompt) > limits.ids and not _is_text(prompt):
+        raise body_too_large(f"a prompt of token ids may have at most {limits.ids} bytes, not {len(prompt)}")
+
+
+def _is_text(prompt: bytes) -> bool:
+    """A string, or a list of just one."""
+    try:
+        msgspec.json.decode(prompt, type=str | tuple[str])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _not_too_many(prompt: Any, max_context: int) -> None:
+    """Before each is looked at."""
+    ids = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else prompt
+    if isinstance(ids, list) and len(ids) > max_context:
+        message = f"prompt has {len(ids)} tokens, more than this target's context of {max_context}"
+        raise ApiError(400, message, param="prompt", code="context_length_exceeded")
 
 
 def _sentence(error: ErrorDetails) -> str:

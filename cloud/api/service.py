@@ -82,7 +82,7 @@ class CompletionService:
         self.vocabulary = vocabulary
         self.max_queued = max_queued
         self.max_context = min(engine.model.max_context, engine.model.kv_slots)
-        self._longest = max(map(len, vocabulary.token_bytes), default=1)  # bytes of a token
+        self.longest = max(map(len, vocabulary.token_bytes), default=1)  # bytes of a token
         self.link_trouble: Callable[[], dict[str, str]] = dict  # from who holds the links: drafter → why it is down
         self._dispatch = dispatch
         self._closed = False
@@ -173,7 +173,7 @@ class CompletionService:
         if not isinstance(call.prompt, str):
             ids = call.prompt
             self._known("prompt", ids)
-        elif len(call.prompt) > self.max_context * self._longest:  # encoding it could take gigabytes
+        elif len(call.prompt) > self.max_context * self.longest:  # encoding it could take gigabytes
             message = f"prompt has {len(call.prompt)} characters, more than {self.max_context} tokens can hold"
             raise ApiError(400, message, param="prompt", code="context_length_exceeded")
         elif len(call.prompt) > LONG_TEXT:

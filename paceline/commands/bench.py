@@ -83,8 +83,8 @@ def _measure(chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: flo
     turns: dict[str, list[Measured]] = {mode.name: [] for mode in chosen}
     for repeat in range(1 if virtual else repeats):
         for mode in chosen:
-            if not quiet and sys.stderr.isatty():
-                typer.echo(f"\r\x1b[K{mode.name}, turn {repeat + 1} of {repeats} …", err=True, nl=False)
+            if not quiet:
+                _say_turn(f"{mode.name}, turn {repeat + 1} of {1 if virtual else repeats} …")
             turns[mode.name].append(_turn(mode, job, virtual, rtt))
     if not quiet and sys.stderr.isatty():
         typer.echo("\r\x1b[K", err=True, nl=False)
@@ -93,6 +93,14 @@ def _measure(chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: flo
         return sum(map(tokens_per_second, measured.answers.values()))
 
     return {name: sorted(some, key=rate)[len(some) // 2] for name, some in turns.items()}
+
+
+def _say_turn(words: str) -> None:
+    """In place on a terminal, else a line of its own: real models take minutes."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\x1b[K{words}", err=True, nl=False)
+    else:
+        typer.echo(words, err=True)
 
 
 def _turn(mode: Mode, job: Job, virtual: bool, rtt: float) -> Measured:

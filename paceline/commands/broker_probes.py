@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import anyio
 
 from paceline.commands.probes import Probe, version_of
+from paceline.commands.topology_probes import here
 from paceline.core.errors import LinkClosed, UserError
 from paceline.core.percentiles import percentile
 from paceline.topology.spec import Topology
@@ -26,19 +27,21 @@ NEEDED = {  # a term that a broker may refuse → what Paceline needs it for
 
 
 class Greeting(NamedTuple):
-    """terms: of CONNACK, by the names of MQTT 5; what is not there has no limit. answers: seconds until SUBACK came."""
+    """terms: of CONNACK, by the names of MQTT 5; what is not there has no limit. answers: seconds until SUBACK came.
+    user: who was admitted."""
 
     version: str
     terms: Mapping[str, Any]
     answers: list[float]
+    user: str | None = None
 
 
-def broker(topology: Topology) -> Iterator[Probe]:
-    """Lines about the broker; none where links do not go over one."""
+def broker(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:
+    """Lines about the broker; none where links do not go over one. hosts: this machine's."""
     if topology.link.transport != "mqtt":
         return
     try:
-        greeting = anyio.run(_greet, topology, backend_options={"use_uvloop": version_of("uvloop") is not None})
+        greeting = anyio.run(_greet, topology, hosts, backend_options={"use_uvloop": version_of("uvloop") is not None})
     except (UserError, LinkClosed) as error:
         if topology.link.local_broker:
             yield Probe("broker", "warn", str(error), "it starts with the topology: paceline up, then ask again")
@@ -49,11 +52,11 @@ def broker(topology: Topology) -> Iterator[Probe]:
     yield from limits(greeting)
 
 
-async def _greet(topology: Topology) -> Greeting:
+async def _greet(topology: Topology, hosts: Collection[str]) -> Greeting:
     from paceline.topology.links.mqtt_client import client_name, connect
     from paceline.topology.links.mqtt_paho import MQTT_5
 
-    node = next((target.name for target in topology.targets if target.host is None), topology.targets[0].name)
+    node = next((node.name for node in here(topology, hosts)), topology.targets[0].name)
     place = mqtt_place(topology, node)
     with anyio.move_on_after(CONNECT_SECONDS):
         connection = await connect(place.broker, client_name(place.deployment, "doctor"), None, lambda *_: None)
@@ -64,16 +67,17 @@ async def _greet(topology: Topology) -> Greeting:
                 await connection.subscribe([place.presence("+")])
                 answers.append(time.perf_counter() - asked)
             terms = connection.terms.json() if connection.terms is not None else {}  # type: ignore[no-untyped-call]
-            return Greeting("MQTT 5" if connection.version == MQTT_5 else "MQTT 3.1.1", terms, answers)
+            version = "MQTT 5" if connection.version == MQTT_5 else "MQTT 3.1.1"
+            return Greeting(version, terms, answers, place.broker.username)
         finally:
             await connection.close()
     raise LinkClosed(f"the broker {place.broker.url} did not answer within {CONNECT_SECONDS:g} s")
 
 
 def _answers(topology: Topology, greeting: Greeting) -> Probe:
-    url, username = topology.link.broker, topology.link.username
+    url = topology.link.broker
     rtt = {f"p{percent}": round(1e3 * percentile(greeting.answers, percent), 3) for percent in (50, 99)}
-    admitted = f"user {username} admitted" if username else "no user name asked for"
+    admitted = f"user {greeting.user} admitted" if greeting.user else "no user name asked for"
     detail = f"{url}: {greeting.version}, {admitted}, answers in {rtt['p50']:.2f} ms (p99 {rtt['p99']:.2f})"
     return Probe("broker", "ok", detail, numbers={"rtt_ms": rtt, "terms": dict(greeting.terms)})
 

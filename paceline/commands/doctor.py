@@ -53,24 +53,26 @@ def _with_spinner(probes: Iterator[Probe]) -> Iterator[Probe]:
 
 def _probes(topology_file: OptionalTopologyFile) -> Iterator[Probe]:
     from paceline.commands import broker_probes, certificate_probes, link_probes, probes, topology_probes
-    from paceline.topology.link_meter import Measured
+    from paceline.deployment import hosts_here
     from paceline.topology.spec import load_topology
 
     topology = load_topology(topology_file) if topology_file else None
-    needs = topology_probes.needs(topology)
+    hosts = sorted(hosts_here(topology)) if topology else []
+    needs = topology_probes.needs(topology, hosts)
     yield from probes.versions(needs)
-    yield from probes.machine(topology_probes.threads(topology))
+    yield from probes.machine(topology_probes.threads(topology, hosts))
     yield from probes.clocks()
     yield from probes.gpu(needs)
     yield from probes.providers(needs)
     if topology is not None and topology_file is not None:
-        yield from topology_probes.models(topology)
-        yield from topology_probes.keys(topology)
-        yield from certificate_probes.certificates(topology, topology_file)
-        broker = list(broker_probes.broker(topology))
+        yield from topology_probes.host(topology, hosts)
+        yield from topology_probes.models(topology, hosts)
+        yield from topology_probes.keys(topology, hosts)
+        yield from certificate_probes.certificates(topology, topology_file, hosts)
+        broker = list(broker_probes.broker(topology, hosts))
         yield from broker
         reachable = all(probe.status == "ok" for probe in broker if probe.name == "broker")
-        links = link_probes.measure_links(topology) if reachable else {}
-        running = {link.drafter.name for link, outcome in links.items() if isinstance(outcome, Measured)}
-        yield from topology_probes.ports(topology, running)
-        yield from link_probes.probes(topology, links)
+        links = link_probes.measure_links(topology, hosts) if reachable else {}
+        running = link_probes.drafters_that_answer(topology, hosts, links)
+        yield from topology_probes.ports(topology, running, hosts)
+        yield from link_probes.probes(topology, links, hosts)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import anyio
 
 from paceline.commands.probes import Probe, version_of
+from paceline.commands.topology_probes import here
 from paceline.core.errors import HandshakeRefused, LinkClosed, PacelineError, UserError
 from paceline.core.percentiles import percentile
 from paceline.topology.handshake import Identity
 from paceline.topology.link_meter import Measured, open_meter
 from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
+from paceline.topology.tls import own_transport
 from paceline.topology.transports import open_transport
 
 CLOCKS_MAY_DIFFER = 0.5  # seconds
@@ -31,10 +34,13 @@ REFUSED = {
     "protocol": "install the same release on both machines",
 }
 DISTRUSTED = {  # what a LinkClosed says when somebody is there and not believed
-    "TLS failed": "both machines need certificates of one authority: paceline keys init",
+    "TLS failed": "both machines need certificates of one authority: run paceline keys init on one, copy the files",
     "certificate of": "another drafter listens there: compare its topology with this one",
     "not signed": "both machines need the same key file",
 }
+
+
+SILENT = ("did not answer", "was not answered")  # what a LinkClosed says when something accepts and that is all
 
 
 class Link(NamedTuple):
@@ -56,15 +62,16 @@ class Link(NamedTuple):
 Outcome = Measured | PacelineError
 
 
-def measure_links(topology: Topology) -> dict[Link, Outcome]:
-    """Every link that a target of this machine dials: measured, or what stood in the way.
+def measure_links(topology: Topology, hosts: Collection[str] = ()) -> dict[Link, Outcome]:
+    """Every link that a target of this machine dials: measured, or what stood in the way. hosts: this machine's.
 
     All are dialled at once; each that is up takes half a second more, so that none is measured by another.
     """
-    here = [target for target in topology.targets if target.host is None and topology.link.transport != "memory"]
-    links = [Link(target, drafter) for target in here for drafter in topology.drafters_of(target)]
-    key_file = topology.security.key_file
-    key = b"" if key_file is None else key_file.read_bytes().strip()
+    if topology.link.transport == "memory":
+        return {}
+    targets = [node for node in here(topology, hosts) if isinstance(node, TargetSpec)]
+    links = [Link(target, drafter) for target in targets for drafter in topology.drafters_of(target)]
+    key = _key(topology)
     found: dict[Link, Outcome] = dict.fromkeys(links, LinkClosed("not tried"))
 
     async def measure(link: Link, turn: anyio.Lock) -> None:
@@ -90,8 +97,38 @@ def measure_links(topology: Topology) -> dict[Link, Outcome]:
     return found
 
 
-def probes(topology: Topology, found: Mapping[Link, Outcome]) -> Iterator[Probe]:
-    """A line a link; drafters that are not there get one line for all their targets."""
+def drafters_that_answer(topology: Topology, hosts: Collection[str], found: Mapping[Link, Outcome]) -> set[str]:
+    """Names of those that were measured, and of this machine's that nobody here dials and that welcome a probe."""
+    answered = {link.drafter.name for link, outcome in found.items() if isinstance(outcome, Measured)}
+    dialled = {link.drafter.name for link in found}
+    asked = [node for node in here(topology, hosts) if isinstance(node, DrafterSpec) and node.name not in dialled]
+    key = _key(topology)
+
+    async def ask(drafter: DrafterSpec) -> None:
+        """With the drafter's own name and certificate: it is all that this machine has."""
+        identity = Identity(topology.name, drafter.name, key)
+        with contextlib.suppress(PacelineError):
+            transport = own_transport(topology, drafter)
+            async with open_meter(transport, str(drafter.listen.from_here), identity, drafter.name):
+                answered.add(drafter.name)
+
+    async def ask_all() -> None:
+        async with anyio.create_task_group() as tasks:
+            for drafter in asked:
+                tasks.start_soon(ask, drafter)
+
+    if asked and topology.link.transport == "tcp":
+        anyio.run(ask_all, backend_options={"use_uvloop": version_of("uvloop") is not None})
+    return answered
+
+
+def _key(topology: Topology) -> bytes:
+    file = topology.security.key_file
+    return b"" if file is None else file.read_bytes().strip()
+
+
+def probes(topology: Topology, found: Mapping[Link, Outcome], hosts: Collection[str] = ()) -> Iterator[Probe]:
+    """A line a link; drafters that are not there get one line for all their targets. hosts: this machine's."""
     clocks: dict[str, float] = {}
     absent: dict[tuple[str, str], list[Link]] = {}
     for link, outcome in found.items():
@@ -109,17 +146,21 @@ def probes(topology: Topology, found: Mapping[Link, Outcome]) -> Iterator[Probe]
         else:
             absent.setdefault((link.drafter.name, str(outcome)), []).append(link)
     for (_, why), links in absent.items():
-        yield _absent(links, why)
+        yield _absent(topology, links, why, hosts)
     for drafter, offset in clocks.items():
         ahead = "ahead of" if offset > 0 else "behind"
         detail = f"the clock there is {abs(offset):.1f} s {ahead} this machine's; logs and traces will not line up"
         yield Probe(f"clock of {drafter}", "warn", detail, "run chrony or systemd-timesyncd on both machines")
 
 
-def _absent(links: Sequence[Link], why: str) -> Probe:
+def _absent(topology: Topology, links: Sequence[Link], why: str, hosts: Collection[str]) -> Probe:
     detail = f"from {', '.join(link.target.name for link in links)}: {why}"
-    local = links[0].drafter.host is None
+    local = links[0].drafter.host is None or links[0].drafter.host in hosts
     advice = "start it (paceline up), then ask again" if local else "start it there, or check the firewall"
+    if topology.link.transport == "mqtt":
+        advice = "start it; if it runs, see whether the broker's access list lets both nodes' users hear who is there"
+    elif any(sign in why for sign in SILENT) and (local or "handshake" in why):
+        advice = "something listens there and does not answer: is the drafter hung, or of another deployment?"
     return Probe(links[0].name, "warn", detail, advice)
 
 

@@ -30,16 +30,23 @@ Serve = Callable[[Orders], Coroutine[Any, Any, None]]
 
 
 def drafter(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None) -> None:
-    """Run one drafter in the foreground, until SIGTERM or Ctrl-C."""
+    """Run one drafter in the foreground, until SIGTERM or Ctrl-C.
+
+    Its targets go on without it. SIGHUP has it read certificates and the targets' weights again.
+    """
     topology = _prepare(topology_file, run_dir)
-    _named(name, [drafter.name for drafter in topology.drafters], topology_file)
+    _named("drafter", name, topology, topology_file)
     run_until_signal(topology_file, [_drafter(topology, name, run_dir, lambda: notify("READY=1"))])
 
 
 def target(topology_file: TopologyFile, name: NodeName, run_dir: RunDir = None, no_drafter: NoDrafter = False) -> None:
-    """Run one target in the foreground, until SIGTERM or Ctrl-C."""
+    """Run one target in the foreground, until SIGTERM or Ctrl-C.
+
+    The first lets requests finish (at most `drain` seconds), the second ends at once. SIGHUP has it read the topology
+    and its certificates again.
+    """
     topology = _prepare(topology_file, run_dir)
-    _named(name, [target.name for target in topology.targets], topology_file)
+    _named("target", name, topology, topology_file)
     run_until_signal(topology_file, [_target(topology, name, run_dir, lambda: notify("READY=1"), not no_drafter)])
 
 
@@ -76,9 +83,14 @@ def _prepare(topology_file: Path, run_dir: Path | None) -> Topology:
     return topology
 
 
-def _named(name: str, known: Sequence[str], topology_file: Path) -> None:
-    if name not in known:
-        raise UserError(f"{topology_file} has no {name!r} there; it has: {', '.join(known) or 'none'}")
+def _named(role: str, name: str, topology: Topology, topology_file: Path) -> None:
+    known = {"drafter": [d.name for d in topology.drafters], "target": [t.name for t in topology.targets]}
+    if name in known[role]:
+        return
+    other = "target" if role == "drafter" else "drafter"
+    if name in known[other]:
+        raise UserError(f"{name} is a {other}: paceline {other} {topology_file} {name}")
+    raise UserError(f"{topology_file} has no {role} {name!r}; it has: {', '.join(known[role]) or 'none'}")
 
 
 def _drafter(

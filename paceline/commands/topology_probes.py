@@ -1,4 +1,7 @@
-"""What `doctor` asks of this machine for one topology: ports, models, keys."""
+"""What `doctor` asks of this machine for one topology: which host it is, ports, models, keys.
+
+Functions take `hosts`: those of the topology's hosts that are this machine.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,30 @@ Node = DrafterSpec | TargetSpec
 _WEIGHTS = {".safetensors", ".bin", ".onnx", ".plan", ".engine"}
 
 
-def here(topology: Topology) -> Iterator[Node]:
-    """Nodes without a host: those that run on this machine."""
+def here(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Node]:
+    """Nodes that run on this machine: those of its hosts, and those without a host."""
     nodes: list[Node] = [*topology.drafters, *topology.targets]
-    yield from (node for node in nodes if node.host is None)
+    yield from (node for node in nodes if node.host is None or node.host in hosts)
 
 
-def needs(topology: Topology | None) -> frozenset[str]:
+def host(topology: Topology, hosts: Collection[str]) -> Iterator[Probe]:
+    """Which host this machine is; no line where the topology names none."""
+    for name in hosts:
+        yield Probe("host", "ok", f"{name} ({topology.hosts[name].address})")
+    if hosts or not topology.hosts:
+        return
+    others = "none of " + ", ".join(f"{name} ({one.address})" for name, one in topology.hosts.items())
+    if nodes := ", ".join(node.name for node in here(topology)):
+        yield Probe("host", "ok", f"{others}; without a host, so here: {nodes}")
+    else:
+        advice = "ask on one of them, or write an address of this machine into hosts"
+        yield Probe("host", "warn", f"{others} has an address of this machine: nothing runs here", advice)
+
+
+def needs(topology: Topology | None, hosts: Collection[str] = ()) -> frozenset[str]:
     """Packages and devices that this machine's nodes cannot do without."""
     wanted: set[str] = set()
-    for node in here(topology) if topology else ():
+    for node in here(topology, hosts) if topology else ():
         if isinstance(node, TargetSpec):
             wanted |= {"fastapi", "uvicorn", "prometheus-client"}
         kind = node.engine if isinstance(node, TargetSpec) else "" if node.strategy == "ngram" else node.runtime
@@ -36,14 +53,14 @@ def needs(topology: Topology | None) -> frozenset[str]:
     return frozenset(wanted - {"", "emulated"})
 
 
-def threads(topology: Topology | None) -> int:
+def threads(topology: Topology | None, hosts: Collection[str] = ()) -> int:
     """CPU threads that this machine's nodes use together; nodes that leave it open count as one."""
-    return sum(node.threads or 1 for node in here(topology)) if topology else 0
+    return sum(node.threads or 1 for node in here(topology, hosts)) if topology else 0
 
 
-def ports(topology: Topology, running: Collection[str]) -> Iterator[Probe]:
+def ports(topology: Topology, running: Collection[str], hosts: Collection[str] = ()) -> Iterator[Probe]:
     """Each address that a node of this machine listens on is free, or that node's. running: drafters that answered."""
-    for node in here(topology):
+    for node in here(topology, hosts):
         if isinstance(node, DrafterSpec) and topology.link.transport != "tcp":
             continue
         listen = node.listen if isinstance(node, DrafterSpec) else node.api.listen
@@ -53,15 +70,18 @@ def ports(topology: Topology, running: Collection[str]) -> Iterator[Probe]:
         elif node.name in running or (isinstance(node, TargetSpec) and _serves(topology, node)):
             yield Probe(node.name, "ok", f"{listen}: it is running")
         else:
-            key = "listen" if isinstance(node, DrafterSpec) else "api.listen"
-            advice = f"stop the program that uses it, or choose another {key}"
-            yield Probe(node.name, "fail", f"{listen}: {why}", advice if why == "in use" else f"choose another {key}")
+            kind, key = ("drafter", "listen") if isinstance(node, DrafterSpec) else ("target", "api.listen")
+            advice = f"choose another {key}"
+            if why == "in use":
+                why += f", and what listens there does not answer as {node.name}"
+                advice = f"is that {kind} hung, or of another deployment? Stop what uses the port, or {advice}"
+            yield Probe(node.name, "fail", f"{listen}: {why}", advice)
 
 
-def models(topology: Topology) -> Iterator[Probe]:
+def models(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:
     """Local models are there and look like models. Hub ids are not looked up: that would need the network."""
     seen: set[str] = set()
-    for node in here(topology):
+    for node in here(topology, hosts):
         emulated = "emulated" in (getattr(node, "runtime", ""), getattr(node, "engine", ""))
         if node.model is None or emulated or node.model in seen:
             continue
@@ -81,16 +101,22 @@ def models(topology: Topology) -> Iterator[Probe]:
             yield Probe("model", "ok", str(folder))
 
 
-def keys(topology: Topology) -> Iterator[Probe]:
+def keys(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:
     """Loading the topology has refused missing and open key files already; this says which are used."""
-    files = {
-        topology.security.key_file,
-        *(node.api.key_file for node in here(topology) if isinstance(node, TargetSpec)),
-    }
-    for file in sorted(file for file in files if file is not None):
-        yield Probe("key file", "ok", f"{file}, readable by its owner only")
-    if topology.security.key_file is None:
-        yield Probe("key file", "ok", "none; every drafter listens on loopback only")
+    files = [("deployment key", topology.security.key_file)]
+    for node in here(topology, hosts):
+        if isinstance(node, TargetSpec) and node.api.key_file is not None:
+            files.append((f"API key of {node.name}", node.api.key_file))
+    for what, file in files:
+        if file is not None:
+            yield Probe("key file", "ok", f"{what}: {file}, readable by its owner only")
+    if topology.security.key_file is None:  # beyond loopback the topology would have been refused
+        reach = {
+            "tcp": "every drafter listens on loopback only",
+            "mqtt": "the broker is on loopback",
+            "memory": "all nodes are one process",
+        }
+        yield Probe("key file", "ok", f"no deployment key: {reach[topology.link.transport]}")
 
 
 def _serves(topology: Topology, target: TargetSpec) -> bool:
@@ -113,6 +139,8 @@ def _bind(listen: Address) -> str | None:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(place)
             server.listen(1)
+    except UnicodeError:
+        return "is no name that a host can have"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return "in use"

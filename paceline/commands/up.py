@@ -28,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def up(topology_file: TopologyFile, no_drafter: NoDrafter = False, run_dir: RunDir = None) -> None:
-    """Start and supervise what belongs on this machine, until Ctrl-C; what dies is started again."""
+    """Start and supervise what belongs on this machine, until Ctrl-C; what dies is started again.
+
+    The first Ctrl-C or SIGTERM lets requests finish (at most `drain` seconds), the second ends at once. SIGHUP has
+    every node read the topology and its certificates again.
+    """
     from paceline.deployment import run_directory
     from paceline.topology.process import configure_logging
     from paceline.topology.spec import load_topology, require_models
@@ -37,15 +41,21 @@ def up(topology_file: TopologyFile, no_drafter: NoDrafter = False, run_dir: RunD
     topology = load_topology(topology_file)
     require_models(topology, str(topology_file))
     with run_directory(run_dir) as directory:
-        asyncio.run(_up(topology, topology_file, directory, not no_drafter))
+        asyncio.run(_up(topology, topology_file, directory, not no_drafter, kept=run_dir is not None))
 
 
 @contextlib.asynccontextmanager
 async def _hurrying(orders: Orders, supervisor: Supervisor) -> AsyncIterator[None]:
-    """Within the block, the second order to leave reaches every node."""
+    """Within the block, the first order to leave is confirmed, and the second reaches every node."""
     from paceline.topology.orders import ONE_ORDER_SECONDS
 
     async def hurry() -> None:
+        await orders.stop.wait()
+        supervisor.leaving = True
+        drain = max((child.node.drain for child in supervisor.children.values()), default=0.0)
+        wait = f", waiting up to {drain:g} s for requests; Ctrl-C again ends at once" if drain else ""
+        with contextlib.suppress(OSError):  # the terminal may be what went
+            typer.echo(f"stopping{wait}")
         await orders.end.wait()
         while True:
             supervisor.pass_on(signal.SIGTERM)
@@ -59,9 +69,8 @@ async def _hurrying(orders: Orders, supervisor: Supervisor) -> AsyncIterator[Non
         task.cancel()
 
 
-async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_drafters: bool) -> None:
-    from paceline.deployment import nodes_here
-    from paceline.topology.credentials import api_url
+async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_drafters: bool, *, kept: bool) -> None:
+    from paceline.deployment import api_url_of, nodes_here
     from paceline.topology.orders import Orders
     from paceline.topology.process import notify
     from paceline.topology.spec import load_topology
@@ -73,7 +82,8 @@ async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_draft
     async with Supervisor(run_dir) as supervisor, _hurrying(orders, supervisor):
         for node in (*drafters, *targets):
             supervisor.start(node)
-        typer.echo(f"starting {', '.join(supervisor.children)}; logs and status files in {run_dir}")
+        where = f"{run_dir}{'' if kept else ' (removed at the end; --run-dir keeps them)'}"
+        typer.echo(f"starting {', '.join(supervisor.children)}; logs and status files in {where}")
         stopping = asyncio.create_task(orders.stop.wait())
         ready = asyncio.create_task(supervisor.wait_ready(list(supervisor.children)))
         await first_of(ready, stopping)
@@ -81,7 +91,7 @@ async def _up(topology: Topology, topology_file: Path, run_dir: Path, with_draft
             ready.result()
             for target in topology.targets:
                 if target.name in supervisor.children or not drafters:
-                    typer.echo(f"{target.name} serves {api_url(topology.security, target)}")
+                    typer.echo(f"{target.name} serves {api_url_of(topology, target)}")
             typer.echo("ready; Ctrl-C stops everything")
             notify("READY=1")
             orders.follow(lambda new: _pass_on(supervisor, new, topology_file, with_drafters))

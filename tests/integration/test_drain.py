@@ -62,12 +62,13 @@ def serving(star: EmulatedStar) -> tuple[subprocess.Popen[str], subprocess.Popen
     return nodes
 
 
-def ended(process: subprocess.Popen[str]) -> float:
-    """Waits for the end in good order; seconds it took."""
+def ended(process: subprocess.Popen[str], *words: str) -> float:
+    """Waits for the end in good order, after it has said all of these words; seconds it took."""
     start = time.monotonic()
-    _, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert "Traceback" not in err
+    assert "Traceback" not in err and "started again" not in err
+    assert [word for word in words if word not in out + err] == [], out + err
     return time.monotonic() - start
 
 
@@ -100,7 +101,7 @@ def test_a_target_lets_what_runs_finish_and_refuses_the_rest(emulated: Star) -> 
     assert star.status("target-0")["state"] == "stopping"
     running.end()
     assert running.error is None and running.text == plain["outputs"][0]["text"]
-    ended(process)
+    ended(process, "stopping: waits up to 20 s for 1 request and refuses 1 in the queue", "all requests have ended")
     wait_for(lambda: star.status("drafter")["live_sessions"] == 0, "the drafter to be left clean", 5.0)
 
 
@@ -117,7 +118,7 @@ def test_what_does_not_finish_in_time_ends_with_a_reason(emulated: Star) -> None
     running = Stream(star.api[0], 4000)
     wait_for(lambda: len(running.times) > 2, "tokens")
     process.terminate()
-    assert 0.9 < ended(process) < 6
+    assert 0.9 < ended(process, "cut 1 request after 1 s") < 6
     running.end()
     assert running.error is not None
     assert (running.error["code"], running.error["message"]) == ("shutting_down", "the target is shutting down")
@@ -176,7 +177,7 @@ def test_up_passes_both_orders_on(emulated: Star) -> None:
     wait_for(lambda: len(running.times) > more + 40, "tokens while it drains")
     assert star.status("drafter")["state"] == "running"
     up.send_signal(signal.SIGINT)
-    assert ended(up) < 8
+    assert ended(up, "stopping, waiting up to 30 s for requests; Ctrl-C again ends at once") < 8
     assert running.end().error is not None and not any(alive(pid) for pid in pids)
 
 

@@ -66,7 +66,7 @@ def test_all_nodes_in_one_process_over_the_memory_link(emulated: Star) -> None:
 def test_a_run_shows_the_key_that_its_targets_want(emulated: Star, tmp_path: Path) -> None:
     """With `api.key_file`, `run` works and a stranger is refused."""
     key = tmp_path / "api.key"
-    key.write_text("open sesame\n")
+    key.write_text("open sesame, open wide\n")
     key.chmod(0o600)
     star = emulated(targets=1, api={"key_file": str(key)})
     assert len(star.run("--max-tokens", "5", "--prompt", "x")["outputs"][0]["token_ids"]) == 5

@@ -50,23 +50,24 @@ def complete(star: EmulatedStar, key: str | None = None) -> httpx.Response:
 def test_a_star_takes_over_what_it_can(emulated: Star, tmp_path: Path) -> None:
     """`up` passes SIGHUP on: draft length, weights and API key change, the text stays; the rest waits for a start."""
     key = tmp_path / "api.key"
-    key.write_text("first\n")
+    key.write_text("the first of two keys\n")
     key.chmod(0o600)
     star = emulated(targets=1, api={"key_file": str(key)})
     process = started(star)
-    text = complete(star, "first").json()["choices"][0]["text"]
+    text = complete(star, "the first of two keys").json()["choices"][0]["text"]
     wait_for(lambda: star.status("target-0")["drafted_tokens"] > 0, "drafts")
 
     def change(topology: dict[str, Any]) -> None:
         topology["targets"][0].update(draft_length=0, weight=3, max_sessions=7)
 
     star.edit(change)
-    key.write_text("second\n")
-    reload(star, process, "target-0", "draft_length, weight, the API key changed; max_sessions at the next start")
+    key.write_text("the second of two keys\n")
+    reload(star, process, "target-0", "draft_length, weight, the API key changed; at the next start: max_sessions")
     wait_for(lambda: "weights changed" in log_of(star, "drafter"), "the drafter's new weights")
-    wait_for(lambda: complete(star, "first").status_code == 401, "the old key to be worth nothing")
+    assert "draft_length" in line_of(process, "target-0: has read its topology again")  # on the console of `up` as well
+    wait_for(lambda: complete(star, "the first of two keys").status_code == 401, "the old key to be worth nothing")
     before = star.status("target-0")["drafted_tokens"]
-    answer = complete(star, "second")
+    answer = complete(star, "the second of two keys")
     assert answer.json()["choices"][0]["text"] == text
     total = star.status("target-0")["tokens"]
     wait_for(lambda: star.status("target-0")["tokens"] >= max(total, 120), "the counts")
@@ -118,7 +119,7 @@ def test_a_renewed_certificate_of_the_api_is_shown(emulated: Star, tmp_path: Pat
         file.unlink()
     keys.fill("emulated", {"api": ()})
     process.send_signal(signal.SIGHUP)
-    assert line_of(process, "has read its topology again")
+    assert "nothing changed; certificates were read again" in line_of(process, "has read its topology again")
     second = ssl.get_server_certificate((host, int(port)))
     assert second != first and second.strip() in Path(files["cert"]).read_text()
 
@@ -157,6 +158,6 @@ def test_drafters_come_and_go(emulated: Star) -> None:
         topology["targets"][0]["drafters"]["names"] = ["second"]
 
     star.edit(remove)
-    reload(star, process, "drafter", "target-0 is down: the target says goodbye")
+    reload(star, process, "drafter", "the target says goodbye: target 'target-0' does not use this drafter any more")
     wait_for(lambda: star.status("target-0")["drafters"] == {"second": True}, "the first one to be left")
     assert complete(star).json()["choices"][0]["text"] == text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,11 @@ import pytest
 
 from paceline import cli
 from paceline.commands.run import _read_prompts
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UserError
+from paceline.deployment import api_url_of, run_directory
+from paceline.topology.spec import parse_topology
+from paceline.topology.spec_models import Host
+from paceline.topology.spec_values import Address
 
 ROOT = Path(__file__).parents[2]
 STAR = ROOT / "examples" / "star.yaml"
@@ -313,3 +319,48 @@ def test_ctrl_c_while_the_command_line_loads_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_node_of_the_other_kind_is_told_its_command(run: Run, toy: Path) -> None:
+    """`target … d` where d is a drafter names the command; a name that nobody has gets the list."""
+    assert run("target", toy, "d") == Result(2, "", f"d is a drafter: paceline drafter {toy} d\n")
+    assert run("drafter", toy, "t") == Result(2, "", f"t is a target: paceline target {toy} t\n")
+    assert run("target", toy, "x") == Result(2, "", f"{toy} has no target 'x'; it has: t\n")
+
+
+@pytest.mark.parametrize("command", ["up", "drafter", "target"])
+def test_help_says_what_signals_do(run: Run, command: str) -> None:
+    """An operator finds SIGHUP there."""
+    assert "SIGHUP" in run(command, "--help").out
+
+
+def test_bench_says_what_it_does_where_no_terminal_is(run: Run, toy: Path) -> None:
+    """A line for each turn, on stderr; real models take minutes."""
+    result = run("bench", toy, "--virtual", "--modes", "plain,standard", "--max-tokens", "8")
+    assert (result.code, result.err) == (0, "plain, turn 1 of 1 …\nstandard, turn 1 of 1 …\n")
+
+
+def test_the_address_of_an_api_is_one_that_users_can_use(toy: Path) -> None:
+    """One that listens everywhere is told with its host's address, or else this machine's; another one as it is."""
+    topology = parse_topology(toy.read_text(), "toy.yaml", toy.parent)
+    (spec,) = topology.targets
+    anywhere = spec.model_copy(update={"api": spec.api.model_copy(update={"listen": Address("0.0.0.0", 8001)})})
+    topology = topology.model_copy(update={"hosts": {"big": Host(address="chat.example")}})
+    assert api_url_of(topology, anywhere.model_copy(update={"host": "big"})) == "https://chat.example:8001/v1"
+    assert re.fullmatch(r"https://(?!0\.0\.0\.0)\S+:8001/v1", api_url_of(topology, anywhere))
+    assert api_url_of(topology, spec) == f"http://{spec.api.listen}/v1"
+
+
+def test_a_temporary_run_directory_is_kept_where_logs_tell_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure the sentence says where they are; without logs, or after success, nothing stays."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for kind in (UserError, PacelineError):
+        with pytest.raises(kind, match=r"it broke$"), run_directory(None):
+            raise kind("it broke")
+    with run_directory(None) as done:
+        (done / "t.log").write_text("all is well")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError) as failure, run_directory(None) as kept:
+        (kept / "t.log").write_text("port in use")
+        raise UserError("it broke")
+    assert str(failure.value) == f"it broke (logs are kept in {kept})" and (kept / "t.log").exists()

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.commands import certificate_probes, link_probes
+from paceline.commands import certificate_probes, link_probes, topology_probes
 from paceline.commands.broker_probes import Greeting, limits
 from paceline.commands.link_probes import Link, measure_links, nagle_step, probes
 from paceline.commands.topology_probes import ports
 from paceline.core.errors import HandshakeRefused, LinkClosed
+from paceline.deployment import hosts_here
 from paceline.topology.broker import mosquitto
 from paceline.topology.link_meter import Measured
 from paceline.topology.spec import Topology, parse_topology
@@ -161,6 +162,101 @@ def test_links_over_a_broker_are_measured(tmp_path: Path, capsys: pytest.Capture
     assert found["link to d0"]["status"] == "ok" and found["link to d0"]["rtt_ms"]["p50"] > 0
     log = (tmp_path / "run" / "t.log").read_text()
     assert "another process" not in log and log.count("link to drafter") == 1
+
+
+def two_machines(folder: Path, here: str, drafter_port: int, more: str = "") -> Path:
+    """A topology whose host `here` is this machine and whose other one is nowhere near."""
+    addresses = {name: "127.0.0.1" if name == here else "192.0.2.7" for name in ("orin", "server")}
+    file = folder / "edge.yaml"
+    file.write_text(
+        "version: 1\nname: edge\n"
+        "security: {key_file: secrets/deployment.key}\n"
+        f"hosts: {{orin: {{address: {addresses['orin']}}}, server: {{address: {addresses['server']}}}}}\n"
+        f"drafters: [{{name: d, host: orin, model: toy, runtime: emulated, listen: '0.0.0.0:{drafter_port}'}}]\n"
+        "targets:\n"
+        "  - {name: t, host: server, model: toy, engine: emulated, drafters: {names: [d]},\n"
+        f"     api: {{listen: '0.0.0.0:{free_ports(1)[0]}', key_file: secrets/api.key}}}}\n{more}"
+    )
+    return file
+
+
+@pytest.mark.integration
+def test_a_drafters_machine_is_looked_at_as_its_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, its key and certificates, and its drafter, which it asks with the drafter's own certificate."""
+    pytest.importorskip("cryptography")
+    (port,) = free_ports(1)
+    file = two_machines(tmp_path, "orin", port)
+    assert cli.main(["keys", "init", str(file)]) == 0
+    capsys.readouterr()
+    with running(file, ("drafter", "d", port)):
+        code, checks = report(capsys, file)
+    found = {check["name"]: check for check in checks}
+    assert code == 0, checks
+    assert found["host"]["detail"] == "orin (127.0.0.1)" and found["host"]["status"] == "ok"
+    assert found["d"]["detail"] == f"0.0.0.0:{port}: it is running"
+    keys = [check["detail"] for check in checks if check["name"] == "key file"]
+    assert keys == [f"deployment key: {tmp_path}/secrets/deployment.key, readable by its owner only"]
+    certificates = {Path(check["file"]).name for check in checks if check["name"] == "certificate"}
+    assert certificates == {"ca.pem", "d.pem"}
+    assert "t" not in found and not any(name.startswith("link") for name in found)
+
+
+def test_a_targets_machine_is_looked_at_as_its_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its link is dialled to the other machine, and both of its keys are named."""
+    pytest.importorskip("cryptography")
+    file = two_machines(tmp_path, "server", 7070)
+    assert cli.main(["keys", "init", str(file)]) == 0
+    toy = parse_topology(file.read_text(), str(file), tmp_path)
+    assert hosts_here(toy) == {"server"}
+    details = [probe.detail for probe in topology_probes.keys(toy, {"server"})]
+    assert [detail.partition(":")[0] for detail in details] == ["deployment key", "API key of t"]
+    (link,) = measure_links(toy, {"server"})
+    (line,) = probes(toy, {link: LinkClosed("192.0.2.7:7070 did not answer within 1.5 s")}, {"server"})
+    assert (line.name, line.status, line.advice) == ("link to d", "warn", "start it there, or check the firewall")
+
+
+def test_a_machine_that_is_none_of_the_hosts_is_told_so(tmp_path: Path) -> None:
+    """A file from elsewhere, or an address that has changed; nodes without a host run anywhere."""
+    hosts = "hosts: {orin: {address: 192.0.2.7}}\n"
+    (line,) = topology_probes.host(topology(star([7070], hosts), tmp_path), ())
+    assert line.status == "ok" and line.detail == "none of orin (192.0.2.7); without a host, so here: d0, t"
+    toy = topology(star([7070], hosts).replace("{name: ", "{host: orin, name: "), tmp_path)
+    (line,) = topology_probes.host(toy, hosts_here(toy))
+    assert line.status == "warn" and "none of orin (192.0.2.7) has an address of this machine" in line.detail
+    assert list(topology_probes.host(topology(star([7070]), tmp_path), ())) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "says"),
+    [
+        ("", "every drafter listens on loopback only"),
+        ("link: {transport: mqtt, broker: 'mqtt://127.0.0.1:1883'}", "the broker is on loopback"),
+        ("link: {transport: memory}", "all nodes are one process"),
+    ],
+)
+def test_why_no_key_is_needed_is_said(tmp_path: Path, link: str, says: str) -> None:
+    """Each transport has its own reason."""
+    (line,) = topology_probes.keys(topology(star([7070], link), tmp_path))
+    assert line.detail == f"no deployment key: {says}"
+
+
+def test_who_listens_and_says_nothing_is_not_to_be_started(tmp_path: Path) -> None:
+    """A drafter that hangs has its port: starting another is no help."""
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        toy = topology(star([hung.getsockname()[1]]), tmp_path)
+        (line,) = probes(toy, measure_links(toy))
+        port, _ = ports(toy, set())
+    assert line.advice == "something listens there and does not answer: is the drafter hung, or of another deployment?"
+    assert port.detail.endswith("in use, and what listens there does not answer as d0")
+    assert port.advice.startswith("is that drafter hung, or of another deployment?")
+
+
+def test_who_is_not_there_over_a_broker_may_be_kept_out_by_it(tmp_path: Path) -> None:
+    """The access list silences a node without a word to it."""
+    toy = topology(star([7070], "link: {transport: mqtt, broker: 'mqtt://127.0.0.1:1883'}"), tmp_path)
+    link = Link(toy.targets[0], toy.drafters[0])
+    (line,) = probes(toy, {link: LinkClosed("drafter d0 is not there, says the broker mqtt://127.0.0.1:1883")})
+    assert "start it" in line.advice and "access list" in line.advice
 
 
 def test_ten_drafters_that_do_not_answer_take_less_than_five_seconds(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A listening socket that makes a channel only of who finishes TLS.
 
 asyncio's own server says nothing of a handshake that fails. Here each is awaited: it gets a few seconds, a crowd
-shuts itself out, and what fails is told once for each host.
+shuts itself out, and what fails is told once for each host. Nor does it take a whole backlog of connections at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class TlsListener:
     def __init__(
         self,
         sock: socket.socket,
-        context: ssl.SSLContext,
-        protocol: Callable[[], asyncio.BufferedProtocol],
+        context: ssl.SSLContext | None,
+        protocol: Callable[[], asyncio.BaseProtocol],
         handshake_limit: float,
     ) -> None:
         """sock: bound, listening, not blocking. protocol: makes what is told of the connection once TLS is up.
-        handshake_limit: seconds that it may take."""
+        context: None where there is no TLS. handshake_limit: seconds that it may take."""
         self._socket = sock
         self.context = context  # of the next handshake
         self._protocol = protocol
@@ -82,7 +82,7 @@ class TlsListener:
         self._fresh.discard(connection)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol, connection, ssl=self.context, ssl_handshake_timeout=self._limit
+                self._protocol, connection, ssl=self.context, ssl_handshake_timeout=self._limit if self.context else None
             )
         except OSError as error:  # TLS errors, resets and the time limit are all of this kind
             reset = isinstance(error, ConnectionResetError)  # how most targets leave whom they do not believe
