@@ -144,11 +144,11 @@ class MqttTransport:
 
     def _lost(self, error: Exception) -> None:
         """Says so once, with its place in the code where it is not of the expected kind."""
-        expected = isinstance(error, LinkClosed)
-        loss = error if expected else LinkClosed(f"cannot use the broker {self.place.broker.url}: {words(error)}")
+        url = self.place.broker.url
+        loss = error if isinstance(error, LinkClosed) else LinkClosed(f"cannot use the broker {url}: {words(error)}")
         if str(self._trouble) != str(loss):
             extra = {"event": "broker_down", "reason": str(loss)}
-            log.warning("%s", loss, extra=extra, exc_info=None if expected else error)
+            log.warning("%s", loss, extra=extra, exc_info=None if loss is error else error)
         self._trouble = loss
 
     def _wake(self) -> None:

@@ -81,8 +81,9 @@ class TlsListener:
     async def _shake_hands(self, connection: socket.socket, address: str) -> None:
         self._fresh.discard(connection)
         try:
+            limit = self._limit if self.context is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol, connection, ssl=self.context, ssl_handshake_timeout=self._limit if self.context else None
+                self._protocol, connection, ssl=self.context, ssl_handshake_timeout=limit
             )
         except OSError as error:  # TLS errors, resets and the time limit are all of this kind
             reset = isinstance(error, ConnectionResetError)  # how most targets leave whom they do not believe

@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -186,7 +185,6 @@ async def test_what_runs_out_while_connecting_is_missed_until_it_is_back(
         await nodes.exchange()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
 async def test_a_node_without_a_free_file_descriptor_comes_back(own_broker: BrokerProcess) -> None:
     """The process is at its limit while the broker restarts: both ends try on, and link once there is room."""
     async with pair(own_broker) as nodes:
@@ -212,9 +210,7 @@ async def test_a_node_without_a_free_file_descriptor_comes_back(own_broker: Brok
         await nodes.exchange()
 
 
-async def test_a_packet_over_the_limit_is_not_read(
-    amqtt_broker: BrokerProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_packet_over_the_limit_is_not_read(amqtt_broker: BrokerProcess) -> None:
     """In MQTT 3.1.1 nobody told the broker of a limit: the connection ends before the packet is in memory."""
     async with pair(amqtt_broker) as nodes:
         with Stranger(amqtt_broker) as stranger:

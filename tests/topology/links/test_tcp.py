@@ -137,3 +137,13 @@ async def test_channels_that_have_ended_are_freed_without_the_garbage_collector(
     finally:
         gc.enable()
         await listener.close()
+
+
+@pytest.mark.parametrize("host", ["orin..lan", "a" * 64])
+async def test_a_name_that_no_host_can_have_is_only_not_reached(host: str) -> None:
+    """Python's look-up breaks on it; a target goes on trying all the same."""
+    transport = TcpTransport()
+    with pytest.raises(LinkClosed, match=f"cannot reach {host}:7070: "):
+        await transport.dial(f"{host}:7070")
+    with pytest.raises(UserError, match=f"cannot listen at {host}:7070: "):
+        await transport.listen(f"{host}:7070", lambda channel: None)
