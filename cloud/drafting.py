@@ -11,13 +11,14 @@ import logging
 import math
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.cloud.controller import Controller, Freedom
 from paceline.cloud.drafter_log import DrafterLog
 from paceline.cloud.drafters import Drafters, DrafterState, Policy
+from paceline.cloud.drafts import draft_item, parts
 from paceline.cloud.lanes import Lane
 from paceline.cloud.sessions import Session
 from paceline.core.rejection import Weights
@@ -28,12 +29,10 @@ from paceline.topology.wire import (
     Draft,
     Drafted,
     DraftedItem,
-    DraftItem,
     Message,
     Status,
     Welcome,
     check_hash,
-    pack_tokens,
     unpack_tokens,
 )
 
@@ -42,9 +41,6 @@ logger = logging.getLogger(__name__)
 PROBE_INTERVAL = 1.0
 PROBE_LENGTH = 4
 USELESS_PASSES = 10
-# Of one Draft, far below what a frame may hold (wire.py).
-ITEMS_A_DRAFT, TOKENS_A_DRAFT, BIASES_A_DRAFT = 256, 1 << 18, 1 << 13
-KEPT_SEND_TIMES = 8
 OK, WARMING, UNKNOWN = int(Status.OK), int(Status.WARMING), int(Status.UNKNOWN)  # plain ints compare faster
 FULL, BEYOND = int(Status.FULL), int(Status.BEYOND)
 
@@ -249,36 +245,11 @@ class Drafting:
                 batches.setdefault(drafter.name, []).append(session)
         for name, batch in batches.items():
             drafter = self.drafters[name]
-            for part in _parts(batch):
-                items = [self._item(session, asked[session], now) for session in part]
+            for part in parts(batch):
+                items = [draft_item(s, asked[s], now, self.config.max_tokens, self._draws(s)) for s in part]
                 if drafter.send is None or not drafter.send(Draft(drafter.epoch, items)):
                     unreached += part
         return unreached
-
-    def _item(self, session: Session, k: int, now: float) -> DraftItem:
-        state = session.drafts
-        base = state.acknowledged
-        tokens = session.tokens[base : base + self.config.max_tokens]
-        version = base + len(tokens)
-        state.cut = version < len(session.tokens)
-        if state.cut:
-            k = 0
-        state.unanswered_since = now
-        state.sent_at[version] = now
-        if len(state.sent_at) > KEPT_SEND_TIMES:
-            del state.sent_at[next(iter(state.sent_at))]
-        opening = base == 0
-        return DraftItem(
-            session=session.id,
-            base=base,
-            tokens=pack_tokens(tokens),
-            check=state.check,
-            k=k,
-            sampling=session.request.sampling if opening else None,
-            prompt_length=len(session.request.prompt) if opening else 0,
-            limit=session.limit if opening else 0,
-            weights=opening and self._draws(session),
-        )
 
     def _draws(self, session: Session) -> bool:
         """Whether its drafts are drawn from weights and verified by rejection."""
@@ -403,23 +374,6 @@ class Drafting:
             return tokens
         unknown = (index for index, token in enumerate(tokens) if token >= self._vocabulary_size)
         return tokens[: next(unknown, len(tokens))]
-
-
-def _parts(sessions: Sequence[Session]) -> Iterator[list[Session]]:
-    """As many sessions as one Draft may hold: many that are opened at once, with long texts, are more than a frame."""
-    part: list[Session] = []
-    tokens = biases = 0
-    for session in sessions:
-        opening = session.drafts.acknowledged == 0
-        more = len(session.tokens) - session.drafts.acknowledged
-        bias = len(session.request.sampling.logit_bias) if opening else 0
-        full = len(part) == ITEMS_A_DRAFT or tokens + more > TOKENS_A_DRAFT or biases + bias > BIASES_A_DRAFT
-        if part and full:
-            yield part
-            part, tokens, biases = [], 0, 0
-        part.append(session)
-        tokens, biases = tokens + more, biases + bias
-    yield part
 
 
 def clear(sessions: Iterable[Session]) -> None:

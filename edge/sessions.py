@@ -304,11 +304,10 @@ class Sessions:
 
     def _owed_a_place(self, target: str) -> bool:
         """Whether one more session would leave the target within its share of the places."""
-        return self._over_share(target) <= -1
+        return self._over_share(target, sum(self.shares.values())) <= -1
 
-    def _over_share(self, target: str) -> float:
-        """Sessions of a target beyond its share: of max_sessions, by weight among the targets that are connected."""
-        weights = sum(self.shares.values())
+    def _over_share(self, target: str, weights: float) -> float:
+        """Sessions of a target beyond its share: of max_sessions, by its weight in the connected targets' sum."""
         share = self._bounds.max_sessions * self.shares.get(target, 0.0) / weights if weights else 0.0
         return self._held[target] - share
 
@@ -317,11 +316,10 @@ class Sessions:
 
         Who takes stays within its share and who gives keeps at least its own, rounded down: places do not wander back.
         """
-        rich = max(self.shares, key=self._over_share)
-        if self._over_share(rich) <= 0:
-            return False
+        weights = sum(self.shares.values())
+        rich = max(self.shares, key=lambda name: self._over_share(name, weights))
         oldest = next((s for s in self._sessions.values() if s.target == rich and s.phase is Phase.IDLE), None)
-        if oldest is None:
+        if oldest is None or self._over_share(rich, weights) <= 0:
             return False
         self.release(oldest)
         return True
@@ -368,6 +366,7 @@ class Sessions:
         """The link is new or gone: no message of before can come any more, and none of its sessions is held."""
         self.keep_only(target, ())
         self._closed.pop(target, None)
+        self._held.pop(target, None)
 
     def _release_id(self, target: str, session_id: int) -> None:
         session = self._sessions.get((target, session_id))
@@ -391,8 +390,6 @@ class Sessions:
     def _forget(self, session: Session) -> None:
         del self._sessions[session.target, session.id]
         self._held[session.target] -= 1
-        if not self._held[session.target]:
-            del self._held[session.target]
         self.disturbed = self.disturbed or session.phase is not Phase.IDLE
         session.phase = Phase.GONE
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class PeerLimits:
     """burst_seconds: a peer that was quiet may send at once what its rates allow in so many seconds.
 
-    unread: what may wait for the thread that reads; items as `work` counts them. stranger_frame: longest frame (bytes) before the handshake is over;
-    a Hello holds 4 bytes for every 256 ids of a vocabulary, and little else.
+    unread: what may wait for the thread that reads, its items as `work` counts them. stranger_frame: longest frame
+    (bytes) before the handshake is over; a Hello holds 4 bytes for every 256 ids of a vocabulary, and little else.
     """
 
     frames_per_second: float = 20_000.0

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from paceline.cloud.api.errors import ApiError, body_too_large, error_body
 from paceline.cloud.api.render import Renderer
 from paceline.cloud.api.responses import CompletionResponse
-from paceline.cloud.api.schema import BodyLimits, CompletionRequest, parse
+from paceline.cloud.api.schema import MAX_BODY, BodyLimits, CompletionRequest, parse
 from paceline.cloud.api.service import CompletionService
 
 LONG_BODY = 16_384  # bytes; longer ones are parsed beside the loop
@@ -64,18 +64,24 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
 
 
 async def _read(request: Request, limit: int) -> bytes:
+    """limit: bytes that are kept. More is read all the same: a client that still writes would not see the answer."""
     body = bytearray()
+    size = 0
     try:
         with anyio.fail_after(BODY_SECONDS):
             async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise body_too_large(f"the body is larger than {limit} bytes")
+                size += len(part)
+                if size <= limit:
+                    body += part
+                elif size > MAX_BODY:
+                    break
     except TimeoutError:
         message = f"the body was not complete within {BODY_SECONDS:g} s"
         raise ApiError(408, message, code="body_too_slow", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ApiError(400, "the client left before its body was complete", code="incomplete_body") from None
+    if size > limit:
+        raise body_too_large(f"the body is larger than {limit} bytes")
     return bytes(body)
 
 

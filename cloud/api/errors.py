@@ -50,6 +50,11 @@ def bad_parameter(param: str, message: str, code: str = "invalid_value") -> ApiE
     return ApiError(400, f"{param} {message}", param=param, code=code)
 
 
+def body_too_large(message: str) -> ApiError:
+    """HTTP 413; what is left of the body is not read."""
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
 def shutting_down(message: str, retry_after: int = 1) -> ApiError:
     """HTTP 503: another target may serve the call at once, this one when it is started again."""
     return ApiError(503, message, code="shutting_down", headers={"Retry-After": str(retry_after)})

@@ -19,7 +19,7 @@ MAX_BIASES = 300  # OpenAI's limit
 MAX_BODY = 16 << 20  # bytes, whatever the context
 MAX_BESIDE = 64 << 10  # bytes of a body without its prompt
 ID_BYTES = 16  # of a token id, with the comma and white space
-ESCAPED = 6  # bytes of JSON for a byte of text: \\u00e9
+ESCAPED = 6  # bytes of JSON for a byte of text: \u00e9
 MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature leave float64's exact range
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]

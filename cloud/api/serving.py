@@ -84,7 +84,9 @@ class ApiServer(uvicorn.Server):
             return
         hosts = Counter(_host(one) for one in waiting)
         crowded, _ = hosts.most_common(1)[0]
-        next(one for one in waiting if _host(one) == crowded).transport.abort()  # its end of TLS is not waited for
+        oldest = next(one for one in waiting if _host(one) == crowded)
+        oldest.transport.abort()  # the end of TLS is not waited for
+        self.server_state.connections.discard(oldest)
         self._refusals.tell(join_address(crowded, 0), "busy", f"{self._room} connections are open")
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from paceline.core.sampling import Sampling
 from paceline.edge.links import DrafterLinks
 from paceline.topology.limits import PEER_LIMITS
 from paceline.topology.peer import Peer
-from paceline.topology.wire import Draft, Error, Ping, encode
+from paceline.topology.wire import (
+    MAX_ITEMS,
+    MAX_LOGIT_BIAS,
+    MAX_SESSIONS_LISTED,
+    Close,
+    Draft,
+    Error,
+    Message,
+    Ping,
+    encode,
+)
 
-from .helpers import Bench, hello
+from .helpers import Bench, hello, item
 
 
 class Pipe:
@@ -51,8 +64,50 @@ def test_a_target_that_runs_ahead_of_the_service_loses_its_link() -> None:
     links.on_down(peers[0], "closed here")
     assert bench.service.inbox.qsize() == 2 + PEER_LIMITS.unread_messages + 1 + 1
     bench.settle()
-    assert bench.service.handled == {"greedy": PEER_LIMITS.unread_messages, "modest": 1}
     assert not modest.closed and bench.service.sessions.shares == {"modest": 1.0}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Close(7, list(range(MAX_SESSIONS_LISTED))),
+        Ping(0, list(range(MAX_SESSIONS_LISTED))),
+        Draft(7, [item(1, [1])] * MAX_ITEMS),
+        Draft(7, [item(1, [1], sampling=Sampling(logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0)))] * 4),
+    ],
+    ids=["close", "ping", "items", "biases"],
+)
+def test_long_messages_count_as_many(message: Message) -> None:
+    """Of the longest that the wire allows only a few may wait, for each takes as much as hundreds of others."""
+    bench, links = Bench(), DrafterLinks()
+    links.service = bench.service
+    pipe = Pipe()
+    peer = Peer("greedy", pipe)
+    links.on_up(peer, hello("greedy"))
+    count = 0
+    while not pipe.closed:
+        links.on_message(peer, message)
+        count += 1
+    assert 7 < count < 40
+
+
+def test_nothing_is_kept_of_a_target_that_left() -> None:
+    """However many names come and go, and whatever they leave unread."""
+    bench, links = Bench(), DrafterLinks()
+    links.service = bench.service
+    for number in range(100):
+        peer = Peer(f"n{number}", Pipe())
+        links.on_up(peer, hello(peer.name))
+        links.on_message(peer, Draft(7, [item(1, [1])]))
+        links.on_message(peer, Close(7, [2]))
+        if number % 2:
+            bench.settle()
+        links.on_down(peer, "it goes")
+    bench.settle()
+    service = bench.service
+    kept = (links._tallies, links._peers, links._unread._waiting, service._mail._boxes, service._queues.peers)
+    assert not any(kept)
+    assert not any((service.sessions._closed, service.sessions._held, service.sessions.shares, len(service.sessions)))
 
 
 def test_a_target_that_is_read_may_go_on_for_ever() -> None:

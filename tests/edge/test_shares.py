@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from paceline.edge.events import Limits, Reconfigure, Stop
+from paceline.edge.events import Limits, PeerUp, Reconfigure, Stop, Tally
 from paceline.topology.wire import Status
 
-from .helpers import PROMPT, Bench, item, proposals, toy_greedy
+from .helpers import PROMPT, Bench, hello, item, proposals, toy_greedy
 
 
 def connected(*names: str, **limits: object) -> Bench:
@@ -120,9 +120,11 @@ def test_it_does_not_finish_the_batch_where_there_is_no_time() -> None:
 
 def test_messages_that_were_looked_at_are_counted() -> None:
     """The loop bounds by it what may wait here, target by target."""
-    bench = connected("a", "b")
-    bench.ask("a", item(1, PROMPT))
+    bench, tallies = Bench(), {name: Tally() for name in ("a", "b")}
+    for name, tally in tallies.items():
+        bench.service.inbox.put(PeerUp(name, hello(name), tally))
+    bench.ask("a", *[item(session, PROMPT) for session in range(1000)])
     bench.ping("a", 1)
     bench.close("b", 7)
     bench.settle()
-    assert bench.service.handled == {"a": 2, "b": 1}
+    assert [tally.messages for tally in tallies.values()] == [2, 1]

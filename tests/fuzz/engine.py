@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from paceline.cloud.drafting import KEPT_SEND_TIMES, DraftingConfig
+from paceline.cloud.drafting import DraftingConfig
+from paceline.cloud.drafts import KEPT_SEND_TIMES
 from paceline.cloud.engine import Engine, EngineConfig
 from paceline.cloud.events import Arrived, Cancel, LinkDown, LinkUp, Submit
 from paceline.cloud.requests import Delta, Request

@@ -138,6 +138,20 @@ async def test_an_absent_drafter_is_logged_once(caplog: pytest.LogCaptureFixture
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
+@pytest.mark.parametrize("error", [OSError("no files"), UnicodeError("no name"), RuntimeError("no threads")])
+async def test_whatever_a_dial_raises_it_is_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """What runs out on the target's machine costs no more than the link."""
+
+    async def failing(address: str) -> Channel:
+        raise error
+
+    transport = MemoryTransport()
+    dials = Dials(transport, failing)
+    async with target(transport, "x", Recorder(), backoff=Backoff(0.001, 0.01)):  # type: ignore[arg-type]
+        await dials.until(lambda: dials.count > 5)
+    assert caplog.text.count(f"cannot dial x: {error}") == 1
+
+
 async def test_a_dial_that_hangs_is_given_up() -> None:
     """A host that swallows packets costs one time limit, then the next try begins."""
 

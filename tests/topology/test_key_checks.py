@@ -101,7 +101,13 @@ def test_a_short_deployment_key_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "why"), [("short", "is no key: it has less than 16 bytes"), ("", "is empty")], ids=["short", "empty"]
+    ("held", "why"),
+    [
+        ("short", "is no key: it has less than 16 bytes"),
+        ("\n", "is no key: it has less than 16 bytes"),
+        ("", "is empty"),
+    ],
+    ids=["short", "blank", "empty"],
 )
 def test_a_bad_api_key_is_refused(folder: Path, held: str, why: str) -> None:
     """By the bound of the deployment key, with what to do."""
@@ -109,6 +115,27 @@ def test_a_bad_api_key_is_refused(folder: Path, held: str, why: str) -> None:
     key.write_text(held)
     text = STAR + API + "security: {certificates: secrets}\n"
     assert ends(problems(text, folder)) == [f"{key} {why}; remove it and run: paceline keys init star.yaml"]
+
+
+@pytest.mark.parametrize("held", [b"\xff\xfe" * 20, b"two lines of text\nin one key", "schlüssel für alle".encode()])
+def test_an_api_key_that_no_header_can_hold_is_refused(folder: Path, held: bytes) -> None:
+    """It is shown in an HTTP header; the deployment key may be any bytes."""
+    key = folder / "secrets" / "api.key"
+    key.write_bytes(held)
+    text = STAR + API + "security: {certificates: secrets}\n"
+    assert ends(problems(text, folder)) == [f"{key} is no API key: an HTTP header holds one line of ASCII text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("ca.key", "the authority's key"), ("deployment.key", "the deployment key"), ("t.key", "t's key")],
+)
+def test_an_api_key_in_somebody_elses_file_is_refused(folder: Path, name: str, other: str) -> None:
+    """At `check`, so that `keys init` never writes one over the other."""
+    text = STAR + API.replace("api.key", name) + "security: {key_file: secrets/deployment.key}\n"
+    file = folder / "secrets" / name
+    expected = f"{file} would be both an API key and {other}; give api.key_file another name"
+    assert expected in ends(problems(text, folder))
 
 
 def test_without_encryption_no_certificate_is_wanted(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,3 +163,48 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file/secrets: Not a directory"):
         fill(tmp_path / "file" / "secrets", "d")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ca.key", "the authority's key"),
+        ("ca.pem", "the authority's certificate"),
+        ("deployment.key", "the deployment key"),
+        ("d.key", "d's key"),
+        ("sub/../d.pem", "d's certificate"),
+    ],
+)
+def test_an_api_key_in_somebody_elses_file_is_refused(tmp_path: Path, name: str, other: str) -> None:
+    """Whatever way the file is named, before anything is written."""
+    with pytest.raises(UserError, match=f"would be both an API key and {other}; give api.key_file another name"):
+        Keyring(tmp_path, tmp_path / "deployment.key").fill("star", {"d": []}, api_keys=[tmp_path / name])
+    assert contents(tmp_path) == {}
+
+
+def test_a_deployment_key_in_the_authoritys_file_is_refused(tmp_path: Path) -> None:
+    """It would be overwritten."""
+    with pytest.raises(UserError, match="both the deployment key and the authority's key; give sec"):
+        Keyring(tmp_path, tmp_path / "ca.key").fill("star", {"d": []})
+    assert contents(tmp_path) == {}
+
+
+def test_two_runs_at_once_agree(tmp_path: Path) -> None:
+    """The second waits and finds everything there: each file is made once, and all fit together."""
+    made: list[Path] = []
+    begin = threading.Barrier(4)
+
+    def run() -> None:
+        keyring = Keyring(tmp_path / "secrets", tmp_path / "secrets" / "deployment.key")
+        begin.wait()
+        keyring.fill("star", {"d": [], "t": []})
+        made.extend(keyring.made)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted((tmp_path / "secrets").iterdir()) and len(made) == 7
+    for node in ("d", "t"):
+        assert certificate_problem(node_files(tmp_path / "secrets", node), node) is None

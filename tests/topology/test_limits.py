@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from paceline.core.sampling import Sampling
 from paceline.topology.handshake import DrafterHandshake
-from paceline.topology.limits import Meter, PeerLimits, Unread
+from paceline.topology.limits import Meter, PeerLimits, Unread, work
 from paceline.topology.links.base import Transport
 from paceline.topology.links.tcp import TcpTransport
 from paceline.topology.links.tcp_channel import split_address
 from paceline.topology.peer import Peer
-from paceline.topology.wire import Draft, Error, Ping, encode
+from paceline.topology.wire import Close, Draft, DraftItem, Error, Ping, encode
 
 from .helpers import DRAFTER, FakePeer, Recorder, drafter, fake_target, target
 
@@ -89,6 +91,23 @@ def test_what_waits_for_a_reader_is_bounded(caplog: pytest.LogCaptureFixture) ->
     pipe.bytes_in += 300
     assert not unread.takes(peer)
     assert [record.__dict__["code"] for record in caplog.records] == ["flood"]
+
+
+def test_a_long_message_counts_as_many() -> None:
+    """By what it holds, and room comes as it is read."""
+    assert work(Ping(1)) == work(Draft(1, [])) == 1
+    assert work(Ping(1, list(range(4000)))) == work(Close(1, list(range(4000)))) == 1001
+    opening = DraftItem(1, 0, b"", 0, 0, Sampling(logit_bias={3: 1.0, 4: 2.0}))
+    assert work(Draft(1, [opening, opening, DraftItem(2, 0, b"", 0, 0)])) == 8
+    handled = {"chat-a": 0}
+    unread = Unread(lambda name: handled[name], replace(LIMITS, unread_items=100))
+    pipe = Pipe()
+    peer = Peer("chat-a", pipe)
+    unread.up(peer)
+    for _ in range(10):
+        assert unread.takes(peer, 60) and unread.takes(peer, 40)
+        handled["chat-a"] += 2
+    assert unread.takes(peer, 60) and not unread.takes(peer, 41) and pipe.closed
 
 
 async def test_a_target_that_floods_loses_its_link(transport: Transport, caplog: pytest.LogCaptureFixture) -> None:

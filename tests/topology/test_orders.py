@@ -98,6 +98,22 @@ async def test_a_service_manager_is_told_of_a_reload_and_never_waited_for(
                 notify("STATUS=nobody reads this")
 
 
+async def test_a_reload_that_breaks_is_over_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd waits for READY=1 after RELOADING=1, and would kill a service that never says it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        orders = Orders(topology)
+
+        def breaks(new: Topology) -> None:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+        orders.follow(breaks)
+        with pytest.raises(UnicodeDecodeError):
+            orders.reload()
+        assert [heard.recv(4096).decode()[:9] for _ in range(2)] == ["RELOADING", "READY=1"]
+
+
 async def test_any_of_ends_with_the_first() -> None:
     """The others are cancelled; without any, after the time given."""
     event = anyio.Event()

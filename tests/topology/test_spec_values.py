@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.topology.spec import Address
-from paceline.topology.spec_values import read_address, read_seconds, read_size, read_step_times
+from paceline.topology.spec_values import HostAddress, read_address, read_seconds, read_size, read_step_times
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,36 @@ def test_no_addresses(text: object) -> None:
     """Anything that is not host:port is refused."""
     with pytest.raises(ValueError, match=r"must (be host:port|have a port)"):
         read_address(text)
+
+
+LABEL = "a" * 63
+
+
+@pytest.mark.parametrize(
+    "host", ["orin", "orin-1.lan", "my_host.lan", "a._b.c", LABEL, ".".join([LABEL] * 3 + ["a" * 61])]
+)
+def test_hosts_that_can_be_looked_up(host: str) -> None:
+    """Labels of 1 to 63 characters, 253 in all."""
+    assert read_address(f"{host}:7070").host == TypeAdapter(HostAddress).validate_python(host) == host
+
+
+@pytest.mark.parametrize(
+    "host", ["orin..lan", "orin.", ".orin", "-a", "a-", "a" * 64, f"a.{'b' * 70}.c", ".".join([LABEL] * 3 + ["a" * 62])]
+)
+def test_hosts_that_nobody_can_have(host: str) -> None:
+    """Looking one up would not just fail, Python breaks on it."""
+    with pytest.raises(ValueError, match="must be host:port"):
+        read_address(f"{host}:7070")
+    with pytest.raises(ValidationError, match="must be a host name or an IP address"):
+        TypeAdapter(HostAddress).validate_python(host)
+
+
+@pytest.mark.parametrize("host", ["::1", "fe80::1:2", "::ffff:192.0.2.1", "2001:db8:0:0:0:0:0:1"])
+def test_hosts_of_ipv6(host: str) -> None:
+    """Without brackets, and no longer than such an address can be."""
+    assert TypeAdapter(HostAddress).validate_python(host) == host
+    with pytest.raises(ValidationError, match="must be a host name or an IP address"):
+        TypeAdapter(HostAddress).validate_python(host + ":1" * 30)
 
 
 def test_step_times_are_a_number_or_numbers_by_size() -> None:

@@ -180,6 +180,7 @@ def draft(**fields: object) -> Draft:
         (draft(sampling=Sampling(repetition_penalty=0)), "sampling"),
         (draft(sampling=Sampling(logit_bias={1: math.inf})), "sampling"),
         (draft(sampling=Sampling(logit_bias=dict.fromkeys(range(5000), 1.0))), "sampling"),
+        (Draft(1, 5 * draft(sampling=Sampling(logit_bias=dict.fromkeys(range(4000), 1.0))).items), "20000 logit"),
         (Drafted(epoch=1, items=[DraftedItem(1, 0, 0, 0, bytes(4 * MAX_DRAFT_LENGTH + 4))]), "length <= 64"),
         (Drafted(epoch=1, items=[DraftedItem(1, 0, -1, 0)]), ">= 0"),
         (Close(epoch=1, sessions=[3, -3]), ">= 0"),
