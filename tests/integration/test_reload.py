@@ -89,6 +89,24 @@ def test_a_wrong_file_changes_nothing(emulated: Star) -> None:
     assert target.returncode == 0
 
 
+@pytest.mark.parametrize("held", [b"\n", b"short\n", b"\xff\xfe" * 20])
+def test_a_key_file_that_holds_no_key_changes_nothing(emulated: Star, tmp_path: Path, held: bytes) -> None:
+    """Half-written, or binary: the key of before is wanted, and neither none nor an empty one will do."""
+    key = tmp_path / "api.key"
+    key.write_text("the first of two keys\n")
+    key.chmod(0o600)
+    star = emulated(targets=1, api={"key_file": str(key)})
+    target = star.node("target", "target-0")
+    wait_for(lambda: star.status("target-0").get("state") == "running", "the target")
+    key.write_bytes(held)
+    target.send_signal(signal.SIGHUP)
+    assert f"{key} is no" in line_of(target, "nothing is changed")
+    assert [complete(star, word).status_code for word in (None, "x", "the first of two keys")] == [401, 401, 200]
+    target.terminate()
+    target.communicate(timeout=30)
+    assert target.returncode == 0
+
+
 def test_up_does_not_pass_a_wrong_file_on(emulated: Star) -> None:
     """It says what is wrong itself; its nodes hear nothing."""
     star = emulated(targets=1)

@@ -99,7 +99,8 @@ def test_keys_never_show(emulated: Star) -> None:
     assert {"drafter.log", "target-0.log", "drafter.json", "target-0.json"} <= set(seen)
     for name, secret in (secrets_of(star) | {"a user's": "wrong-key-of-a-user"}).items():
         assert [place for place, text in seen.items() if secret.encode() in text] == [], name
-    assert f"target-0 serves {star.api[0]}/v1" in out
+    port = star.api[0].rpartition(":")[2]
+    assert "target-0 serves https://" in out and f":{port}/v1" in out
 
 
 def test_the_run_directory_is_the_owners(emulated: Star) -> None:

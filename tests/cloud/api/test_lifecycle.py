@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,6 +20,7 @@ from paceline.cloud.engine import EngineConfig
 from paceline.cloud.events import LinkDown
 from paceline.core.emulated import Pace, ToyModel
 from paceline.core.errors import UserError
+from paceline.topology.certificates import new_authority, new_node
 
 pytestmark = pytest.mark.anyio
 
@@ -190,6 +193,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
             bind(f"127.0.0.1:{port}")
+    for listen in ("orin..lan:80", "a" * 64 + ":80"):
+        with pytest.raises(UserError, match=f"cannot listen at {listen}: "):
+            bind(listen)
     for listen in ("127.0.0.1", ":80", "127.0.0.1:http", "127.0.0.1:70000"):
         with pytest.raises(UserError, match="write host:port"):
             bind(listen)
@@ -274,6 +280,52 @@ async def test_a_connection_without_a_request_is_closed(
         stream = asyncio.create_task(target.events(prompt="x", max_tokens=600, ignore_eos=True))
         assert await _trickle(target.url, head, trickles=bool(head)) == b""
         assert json.loads((await stream)[-2])["choices"][0]["finish_reason"] == "length"
+
+
+async def test_connections_that_wait_make_room(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the oldest of the host that has most goes; who has a request that runs is never the one."""
+    monkeypatch.setattr("paceline.cloud.api.serving.MAX_CONNECTIONS", 8)
+    async with running(pace=SLOW) as target:
+        stream = asyncio.create_task(target.events(prompt="x", max_tokens=600, ignore_eos=True))
+        await target.until(lambda: target.engine.live_sessions == 1)
+        host, port = target.url.removeprefix("http://").split(":")
+        mute = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
+        assert (await target.client.get("/health")).status_code == 200
+        with anyio.fail_after(10):
+            for reader, _ in mute[:22]:
+                assert await reader.read() == b""
+        assert not mute[-1][0].at_eof()
+        for _, writer in mute:
+            writer.close()
+        assert json.loads((await stream)[-2])["choices"][0]["finish_reason"] == "length"
+
+
+async def test_connections_that_never_finish_tls(running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds take 64 places at most, for as long as a handshake may take; others are served meanwhile."""
+    monkeypatch.setattr("paceline.cloud.api.serving.HANDSHAKE_SECONDS", 1.0)
+    authority = new_authority("star", 10)
+    pair = new_node(authority, "t", ["127.0.0.1"], 10)
+    for name, data in (("ca.pem", authority.certificate), ("t.pem", pair.certificate), ("t.key", pair.key)):
+        (tmp_path / name).write_bytes(data)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "t.pem", tmp_path / "t.key")
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    async with running() as target, serve(create_app(target.service, "toy"), "127.0.0.1:0", tls=context) as url:
+        host, port = url.removeprefix("https://").split(":")
+        mute = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=trusting) as client:
+            assert (await client.get("/health")).status_code == 200
+        with anyio.fail_after(10):
+            for reader, writer in mute:
+                assert await _rest(reader) == b""
+                writer.close()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
 
 
 async def _trickle(url: str, head: bytes, trickles: bool = True) -> bytes:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from paceline.cloud.api.schema import BodyLimits
 from paceline.cloud.engine import EngineConfig
 from paceline.core.emulated import Pace
 
 pytestmark = pytest.mark.anyio
+
+MOST = (64 << 10) + (64 << 10) + 16 * 4096  # bytes of a body, for a context of 4096 with tokens of 4 bytes
 
 REFUSED = [
     ("tools", []),
@@ -135,12 +139,55 @@ async def test_too_long_is_refused_with_the_numbers(running: Any) -> None:
         await target.complete(prompt="x" * 50, max_tokens=14)
 
 
-async def test_a_body_too_large(target: Any) -> None:
-    """Megabytes beyond the cap are refused without being read as a request."""
-    response = await target.client.post("/v1/completions", content=b" " * (16 * 1024 * 1024 + 1))
+@pytest.mark.parametrize("size", [MOST + 1, 1 << 23, (16 << 20) + 1])
+async def test_a_body_too_large(target: Any, size: int) -> None:
+    """More than any request of this context needs is refused without being read as one, and who sends it hears so."""
+    assert BodyLimits(4096, 4).body == MOST
+    response = await target.client.post("/v1/completions", content=b" " * size)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-    almost = await target.client.post("/v1/completions", content=b" " * (16 * 1024 * 1024))
-    assert almost.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"prompt": "x", "user": "%s"}' % ("u" * 70_000), "the body without its prompt is larger than 65536 bytes"),
+        (json.dumps(dict.fromkeys(map(str, range(9000)), 1)), "the body without its prompt is larger"),
+        ('{"prompt": [%s1], "prompt": "x"}' % ("1," * 40_000), "the body without its prompt is larger"),
+        ('{"prompt": [%s1]}' % ("1," * 70_000), "a prompt of token ids may have at most 131072 bytes, not 140003"),
+        ('{"prompt": ["a"%s]}' % (",1" * 70_000), "a prompt of token ids may have at most 131072 bytes"),
+    ],
+    ids=["label", "keys", "twice", "ids", "mixed"],
+)
+async def test_long_lists_are_refused_before_they_are_made(target: Any, body: str, expected: str) -> None:
+    """A body within its bound whose parts are not; many small objects would hold up everybody's streams."""
+    response = await target.client.post("/v1/completions", content=body.encode())
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    assert expected in response.json()["error"]["message"]
+
+
+async def test_more_ids_than_the_context_are_counted_before_they_are_looked_at(target: Any) -> None:
+    """One by one or in a list of one prompt; what the ids are does not matter then."""
+    for prompt in ([None] * 5000, [[1.5] * 5000]):
+        response = await target.client.post("/v1/completions", json={"prompt": prompt})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "prompt has 5000 tokens, more than this target's context of 4096" in response.text
+
+
+async def test_the_longest_prompts_are_served(target: Any) -> None:
+    """All of the context as ids with white space, and as text whose every character is escaped."""
+    ids = json.dumps({"prompt": [[255] * 4095], "max_tokens": 1}, indent=2)
+    text = '{"max_tokens": 1, "prompt": ["%s"]}' % ("\\u0041" * 4095)
+    for body in (ids, text):
+        response = await target.client.post("/v1/completions", content=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["prompt_tokens"] == 4095
+
+
+async def test_an_empty_key_lets_nobody_in(running: Any) -> None:
+    """Neither who shows none, nor an empty one, nor any."""
+    async with running(api_key="") as target:
+        for headers in ({}, {"Authorization": "Bearer"}, {"Authorization": "Bearer x"}):
+            assert (await target.client.get("/v1/models", headers=headers)).status_code == 401
 
 
 async def test_queue_full_is_503_with_retry_after(running: Any) -> None:
