@@ -53,8 +53,10 @@ def create_app(service: CompletionService, model_name: str, *, api_key: str | No
         return _json({"object": "list", "data": [model | {"max_model_len": service.max_context}]})
 
     @app.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         serving, facts = service.health()
+        if not _authorized(request):
+            facts.pop("link_trouble")  # it names addresses
         return _json({"status": facts.pop("status"), "model": model_name, **facts}, 200 if serving else 503)
 
     app.add_exception_handler(ApiError, _api_error)
@@ -85,13 +87,17 @@ async def _read(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def _authorize(request: Request) -> None:
+def _authorized(request: Request) -> bool:
     api_key: str | None = request.app.state.api_key
     if api_key is None:
-        return
+        return True
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     right = hmac.compare_digest(given.strip().encode(), api_key.encode())
-    if scheme.lower() != "bearer" or not api_key or not right:  # an empty key lets nobody in
+    return scheme.lower() == "bearer" and bool(api_key) and right  # an empty key lets nobody in
+
+
+def _authorize(request: Request) -> None:
+    if not _authorized(request):
         headers = {"WWW-Authenticate": "Bearer"}
         raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key", headers=headers)
 

@@ -213,6 +213,9 @@ async def test_queue_full_is_503_with_retry_after(running: Any) -> None:
 async def test_the_api_key(running: Any) -> None:
     """With a key, /v1 wants it; the health check does not."""
     async with running(api_key="secret") as target:
+        stranger = (await target.client.get("/health")).json()
+        user = (await target.client.get("/health", headers={"Authorization": "Bearer secret"})).json()
+        assert "link_trouble" not in stranger and user["link_trouble"] == {}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             response = await target.client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
             assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
