@@ -167,11 +167,12 @@ class Supervisor:
             child.ready.clear()
             if self._ends(child):
                 break
-            if code == 2 or not child.node.restart or not child.was_ready:
+            if not child.node.restart or not child.was_ready:
                 self._fail(child, code)
                 break
             child.restarts += 1
-            log.warning("%s ended (%s) and is started again", child.node.name, _ending(code))
+            why = _last_line(child.log) if code == 2 else _ending(code)  # its port may be taken, for a while
+            log.warning("%s ended (%s) and is started again", child.node.name, why)
             await asyncio.sleep(backoff.pause())
         child.gone.set()
 

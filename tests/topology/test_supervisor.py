@@ -106,3 +106,27 @@ async def test_what_a_node_says_of_itself_is_logged(tmp_path: Path, caplog: pyte
         with anyio.fail_after(30):
             while "node: has read it" not in caplog.text:
                 await anyio.sleep(0.02)
+
+
+async def test_a_node_whose_port_is_taken_when_it_is_started_again_is_tried_until_it_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ran before, so its input was right: exit code 2 now passes, and its sentence is logged."""
+    taken = tmp_path / "taken"
+    program = (
+        f"import pathlib; taken = pathlib.Path({str(taken)!r})\n"
+        "if taken.exists(): taken.unlink(); print('port 7070 is in use'); sys.exit(2)\n"
+        "from paceline.topology.process import notify; notify('READY=1'); time.sleep(60)"
+    )
+    node = Node("node", (sys.executable, "-c", f"import os, signal, sys, time\n{program}"), restart=True)
+    async with Supervisor(tmp_path) as supervisor:
+        child = supervisor.start(node)
+        await supervisor.wait_ready(["node"])
+        taken.touch()
+        assert child.process is not None
+        child.process.kill()
+        with anyio.fail_after(30):
+            while not (child.restarts == 2 and child.ready.is_set()):
+                await anyio.sleep(0.02)
+        supervisor.check()
+    assert "node ended (port 7070 is in use) and is started again" in caplog.text
