@@ -104,7 +104,8 @@ class Supervisor:
         try:
             await first_of(everything, failed, timeout=timeout)
         finally:
-            late = [name for name in names if not self.children[name].ready.is_set()]
+            # One that was ready, and died while others still started, is started again: it is not late.
+            late = [] if everything.done() else [name for name in names if not self.children[name].ready.is_set()]
             everything.cancel()
             failed.cancel()
             with contextlib.suppress(asyncio.CancelledError):

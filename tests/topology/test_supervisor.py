@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import sys
@@ -130,3 +131,19 @@ async def test_a_node_whose_port_is_taken_when_it_is_started_again_is_tried_unti
                 await anyio.sleep(0.02)
         supervisor.check()
     assert "node ended (port 7070 is in use) and is started again" in caplog.text
+
+
+async def test_a_node_that_dies_while_others_still_start_is_not_late(tmp_path: Path) -> None:
+    """It was ready once and is being started again when the last one becomes ready."""
+    first = Node("first", python("time.sleep(60)"), restart=True)
+    last = Node("last", (sys.executable, "-c", f"import time; time.sleep(1.5)\n{python('time.sleep(60)')[2]}"))
+    async with Supervisor(tmp_path) as supervisor:
+        child = supervisor.start(first)
+        supervisor.start(last)
+        await supervisor.wait_ready(["first"])
+        assert child.process is not None
+        waiting = asyncio.create_task(supervisor.wait_ready(["first", "last"], timeout=30))
+        await asyncio.sleep(0)
+        child.process.kill()
+        await waiting
+        supervisor.check()
