@@ -239,3 +239,10 @@ def test_genuine_frames_in_a_wrong_order_are_refused(order: list[int], data: st.
     with pytest.raises(HandshakeRefused):
         for index in order:
             drafter.receive(encode(genuine[index]))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines"])
+def test_a_drafter_with_a_name_that_is_none_is_refused(name: str) -> None:
+    """Names go into logs and status files: 1 to 128 printable characters, also where any drafter may answer."""
+    refusal = refused(TARGET, replace(DRAFTER, name=name))
+    assert refusal.code == "malformed"
