@@ -38,7 +38,7 @@ from paceline.core.sampling import Sampling
 from paceline.edge.events import Limits, PeerUp, Received
 from paceline.edge.links import DrafterLinks
 from paceline.edge.service import DrafterService
-from paceline.edge.sessions import Session
+from paceline.edge.session import Session
 from paceline.topology.connection import DrafterConnection
 from paceline.topology.handshake import Identity
 from paceline.topology.links.tcp import TcpTransport

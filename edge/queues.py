@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from paceline.edge.events import Limits
 from paceline.edge.fairness import FairQueueing
-from paceline.edge.sessions import Phase, Session
+from paceline.edge.session import Phase, Session
 
 LEAST_CHUNK = 32  # tokens; shorter chunks cost more passes than they save waiting
 READING_WEIGHT = 0.5  # of a target's own: its drafts are waited for, its prompts mostly are not

@@ -16,7 +16,8 @@ from paceline.core.rejection import Weights
 from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure, Tally
 from paceline.edge.mail import Mail, Piece
 from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
-from paceline.edge.sessions import Bounds, Phase, Session, Sessions, answer
+from paceline.edge.session import Phase, Session
+from paceline.edge.sessions import Bounds, Sessions, answer
 from paceline.edge.statistics import Statistics
 from paceline.edge.strategies.base import Strategy
 from paceline.topology.weights import pack_weights

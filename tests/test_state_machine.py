@@ -18,7 +18,7 @@ from paceline.core.sampling import History, Sampling, adjust, choose
 from paceline.edge.events import Limits, PeerUp, Received
 from paceline.edge.runtimes.emulated import EmulatedRuntime
 from paceline.edge.service import DrafterService
-from paceline.edge.sessions import Session
+from paceline.edge.session import Session
 from paceline.edge.strategies.draft_model import DraftModel
 from paceline.topology.wire import Drafted, Hello, Message, Ping, Welcome, check_hash, decode, encode
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.core.model import Span
-from paceline.edge.sessions import Session
+from paceline.edge.session import Session
 
 
 class Strategy(Protocol):

@@ -11,7 +11,7 @@ from paceline.core.rejection import certain, draw, weights_of
 from paceline.core.sampling import History, adjust_values, choose, probabilities
 from paceline.edge.rows import ContiguousRows
 from paceline.edge.runtimes.base import TOP, Runtime, Top
-from paceline.edge.sessions import Session
+from paceline.edge.session import Session
 
 QUICK_TOKENS = 32
 QUICK_STEPS = 2  # where a batched step takes one token a session: what a fully accepted draft leaves to catch up

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.core.model import Span
 from paceline.core.rejection import certain
-from paceline.edge.sessions import Session
+from paceline.edge.session import Session
 
 LONGEST = 3  # tokens of a suffix that is looked up; then shorter ones down to 1
 
