@@ -123,9 +123,16 @@ def measure(
     vocabulary = target.config.vocab_size
     noise = shared_noise(len(prompts), length, vocabulary, seed) if temperature else None
     texts = write_texts(target, prompts, new_tokens, temperature, noise)
+    return judge(drafter, texts, prompts.shape[1], k, temperature, noise)
+
+
+@torch.no_grad()
+def judge(drafter: Any, texts: Tensor, prompt: int, k: int, temperature: float, noise: Tensor | None) -> Acceptance:
+    """How the drafter does on texts that the target wrote with that noise after `prompt` tokens: replay, count."""
+    new_tokens = texts.shape[1] - prompt
     right = proposals(drafter, texts, temperature, noise) == texts[:, 1:]
-    right = right[:, prompts.shape[1] - 1 :]
-    repeated = [repeats(row) for row in texts[:, prompts.shape[1] :].tolist()]
+    right = right[:, prompt - 1 :]
+    repeated = [repeats(row) for row in texts[:, prompt:].tolist()]
     counted = [sum(row) < MOST_REPEATED * len(row) for row in repeated]
     clean = [row.index(True) if True in row else new_tokens for row in repeated]  # tokens before the first repeat
     per_text = [replay(row, k) for row in right.tolist()]
@@ -137,7 +144,7 @@ def measure(
         acceptance_length=mean(kept) + 1,
         by_position=[sum(count > i for count in every) / max(len(every), 1) for i in range(k)],
         agreement=right[torch.tensor(counted)].float().mean().item(),
-        texts=len(prompts),
+        texts=len(texts),
         texts_counted=sum(counted),
         rounds=len(every),
         before_loops=mean(before_loops),

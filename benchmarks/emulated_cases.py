@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import yaml
 from paceline.bench import toy_prompts
 from paceline.cloud.controller import Plan
 from paceline.cloud.requests import Request
+from paceline.cloud.statistics import TargetStatistics
 from paceline.core.sampling import Sampling, choice_seed
 from paceline.topology.spec import Topology, parse_topology
-from paceline.virtual import Answer, VirtualWorld
+from paceline.virtual import Answer, VirtualTarget, VirtualWorld
 
 LANGUAGE = {"vocabulary_size": 64, "seed": 3}
 MORE_TOKENS = {1: 1.0, 8: 1.05, 64: 1.5, 256: 3.0}  # a pass over so many tokens, against one of one token
@@ -25,6 +27,7 @@ class Case:
     """One situation. Milliseconds: of a draft step, of a target's pass over one token, of the link there and back.
 
     growth: how much more a draft step costs for each doubling of its sessions. flat: a pass costs the same at any size.
+    spread: by how much the agreement of texts differs.
     """
 
     step_ms: float = 2.0
@@ -36,6 +39,10 @@ class Case:
     max_batch: int = 1
     growth: float = 0.0
     flat: bool = True
+    second_choice: float = 0.4
+    draft_ahead: int = 0
+    spread: float = 0.0
+    verify_budget: int | None = None
 
     def topology(self, lanes: Any = 1, draft_length: Any = 4) -> Topology:
         step = self.step_ms
@@ -50,7 +57,13 @@ class Case:
             "max_batch": self.max_batch,
             "max_sessions": 2048,
             "max_context": 8192,
-            "profile": {**LANGUAGE, "step_ms": steps, "agreement": self.agreement},
+            "profile": {
+                **LANGUAGE,
+                "step_ms": steps,
+                "agreement": self.agreement,
+                "agreement_spread": self.spread,
+                "second_choice": self.second_choice,
+            },
         }
         target = {
             "model": "toy",
@@ -60,42 +73,90 @@ class Case:
             "max_context": 8192,
             "lanes": lanes,
             "draft_length": draft_length,
+            "draft_ahead": self.draft_ahead,
             "profile": {**LANGUAGE, "verify_ms": passes},
         }
+        if self.verify_budget is not None:
+            target["verify_budget"] = self.verify_budget
         targets = [{"name": f"t{index}", **target} for index in range(self.targets)]
         data = {"version": 1, "name": "emulated", "drafters": [drafter], "targets": targets}
         return parse_topology(yaml.safe_dump(data), "emulated.yaml", Path())
 
-    def run(self, lanes: Any = 1, draft_length: Any = 4, tokens: int = 4000, warm_rounds: int = 50) -> Window:
-        """Serves until the targets have emitted so many tokens after so many rounds of each session."""
+    def run(
+        self,
+        lanes: Any = 1,
+        draft_length: Any = 4,
+        tokens: int = 4000,
+        warm_rounds: int = 50,
+        stretch: tuple[int, int] | None = None,
+    ) -> Window:
+        """Serves until the targets have emitted so many tokens after so many rounds of each session.
+
+        stretch: (first, last) tokens of all targets together, in place of both: settings that are compared serve the
+        same stretch of text, where the same drafts are wrong.
+        """
         world = VirtualWorld(self.topology(lanes, draft_length), self.rtt_ms / 1000.0)
         targets = list(world.targets.values())
+        self._submit(targets)
+        counts = [target.engine.statistics for target in targets]
+
+        def emitted() -> int:
+            return sum(one.tokens for one in counts)
+
+        if stretch is None:
+            world.run(lambda: all(one.rounds >= warm_rounds * self.in_flight for one in counts))
+        else:
+            world.run(lambda: emitted() >= stretch[0])
+        started, before = max(target.clock.now() for target in targets), [one.tokens for one in counts]
+        drafted, kept = _drafted(counts)
+        last = sum(before) + tokens if stretch is None else stretch[1]
+        world.run(lambda: emitted() >= last)
+        seconds = max(target.clock.now() for target in targets) - started
+        each = [(one.tokens - first) / seconds for one, first in zip(counts, before, strict=True)]
+        texts = [answer.token_ids for target in targets for answer in target.answers.values()]
+        gaps = [gap for target in targets for answer in target.answers.values() for gap in _gaps(answer, started)]
+        busy = [drafter.service.statistics.utilization for drafter in world.drafters.values()]
+        engine = targets[0].engine
+        verified, accepted = (now - then for now, then in zip(_drafted(counts), (drafted, kept), strict=True))
+        return Window(
+            each,
+            texts,
+            gaps,
+            busy[0],
+            engine.controller.plan,
+            stretch=(sum(before), emitted()),
+            hit_rate=engine.drafting.ahead.hit_rate,
+            verified=verified,
+            accepted=accepted,
+        )
+
+    def _submit(self, targets: Sequence[VirtualTarget]) -> None:
+        """Requests in flight for good: none ends within the window."""
         for number, target in enumerate(targets):
             for index in range(self.in_flight):
                 prompt = tuple(toy_prompts(1, 12, LANGUAGE["vocabulary_size"], first=16 * index)[0])
                 seed = choice_seed(number, index)
                 target.submit(Request(f"r{index}", prompt, Sampling(seed=seed, temperature=0.0), 8000))
-        counts = [target.engine.statistics for target in targets]
-        world.run(lambda: all(one.rounds >= warm_rounds * self.in_flight for one in counts))
-        started, before = max(target.clock.now() for target in targets), [one.tokens for one in counts]
-        ended = world.run(lambda: sum(one.tokens for one in counts) - sum(before) >= tokens)
-        seconds = ended - started
-        each = [(one.tokens - first) / seconds for one, first in zip(counts, before, strict=True)]
-        texts = [answer.token_ids for target in targets for answer in target.answers.values()]
-        gaps = [gap for target in targets for answer in target.answers.values() for gap in _gaps(answer, started)]
-        busy = [drafter.service.statistics.utilization for drafter in world.drafters.values()]
-        return Window(each, texts, gaps, busy[0], targets[0].engine.controller.plan)
 
 
 @dataclass(frozen=True)
 class Window:
-    """What was served in a stretch of virtual time. each: tokens a second of every target. gaps_ms: between pieces."""
+    """What was served in a stretch of virtual time.
+
+    each: tokens a second of every target. gaps_ms: between pieces. stretch: tokens of all targets at begin and end.
+    hit_rate: how often a draft made ahead was there when it was needed, since the start. verified, accepted:
+    draft tokens.
+    """
 
     each: list[float]
     texts: list[list[int]]
     gaps_ms: list[float]
     utilization: float
     plan: Plan
+    stretch: tuple[int, int]
+    hit_rate: float
+    verified: int
+    accepted: int
 
     @property
     def rate(self) -> float:
@@ -106,6 +167,12 @@ class Window:
         """Whether each text is a beginning of the other's or the other way round."""
         pairs = zip(self.texts, other.texts, strict=True)
         return all(ours[: len(theirs)] == theirs[: len(ours)] for ours, theirs in pairs)
+
+
+def _drafted(counts: Sequence[TargetStatistics]) -> tuple[int, int]:
+    """Draft tokens that were verified, and those of them that were right, since start."""
+    verified = sum(one.drafted_tokens for one in counts)
+    return verified, sum(one.emitted_with_draft - one.drafted_rounds for one in counts)
 
 
 def _gaps(answer: Answer, since: float) -> list[float]:

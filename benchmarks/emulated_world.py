@@ -21,6 +21,7 @@ from paceline.edge.events import PeerUp, Received
 from paceline.edge.runtimes.emulated import EmulatedRuntime
 from paceline.edge.service import DrafterService
 from paceline.edge.strategies.draft_model import DraftModel
+from paceline.topology.handshake import DRAFT_AHEAD
 from paceline.topology.wire import (
     MAX_DRAFT_LENGTH,
     PROTOCOL_MAJOR,
@@ -65,8 +66,8 @@ class Remote:
         self.epoch += 1
         language = replace(world.language, agreement=world.plan.agreement)
         context = world.plan.drafter_context
-        draft_model = ToyModel(language, max_context=context, kv_slots=1 << 15, clock=world.clock)
-        strategy = DraftModel(EmulatedRuntime(draft_model))
+        self.model = ToyModel(language, max_context=context, kv_slots=1 << 15, clock=world.clock)
+        strategy = DraftModel(EmulatedRuntime(self.model))
         return DrafterService(strategy, world.clock, world.plan.limits, self._reply, self.epoch)
 
     def _link_up(self) -> None:
@@ -75,7 +76,13 @@ class Remote:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "identity", "t", bytes(32), "", VOCABULARY)
         self.service.inbox.put(PeerUp("t", hello))
         welcome = Welcome(
-            self.epoch, "emulated", "draft_model", limits.max_sessions, self.service.max_context, MAX_DRAFT_LENGTH
+            self.epoch,
+            "emulated",
+            "draft_model",
+            limits.max_sessions,
+            self.service.max_context,
+            MAX_DRAFT_LENGTH,
+            [DRAFT_AHEAD],
         )
         self.world.put(LinkUp(self.name, welcome, lambda message: self.carry(message, link, True)))
         self.up_at = None
@@ -89,6 +96,11 @@ class Remote:
             return False
         self.world.send(self, encode(message), link, to_drafter)
         return True
+
+    def leaked_spans(self) -> int:
+        """Spans that neither a session nor its forks nor the cache holds."""
+        held = sum(1 + len(session.forks) for session in self.service.sessions)
+        return len(self.model._states) - held - len(self.service.sessions.cache)
 
     def misfortune(self) -> None:
         """What goes wrong in this millisecond."""
@@ -127,7 +139,11 @@ class World:
         self.model = ToyModel(self.language, kv_slots=plan.target_slots, clock=self.clock)
         names = tuple("d" * (index + 1) for index in range(plan.drafters))
         drafting = DraftingConfig(
-            names, deadline=plan.deadline, max_tokens=plan.max_tokens_in_draft, policy=plan.policy
+            names,
+            deadline=plan.deadline,
+            max_tokens=plan.max_tokens_in_draft,
+            policy=plan.policy,
+            draft_ahead=plan.draft_ahead,
         )
         self.engine = Engine(
             self.model,
@@ -158,7 +174,14 @@ class World:
             tokens = list(unpack_tokens(item.tokens))[: self.random.randint(0, 16)]
             tokens += [self.random.choice([5, 63, 64, 65, 2**31, 2**32 - 1]) for _ in range(self.random.randint(0, 16))]
             items.append(replace_item(item, tokens[:MAX_DRAFT_LENGTH]))
-        return Drafted(message.epoch, items)
+        if message.branches is None:
+            return Drafted(message.epoch, items)
+        drafts = [item.tokens for item in items]
+        branches = [
+            [(self.random.randint(0, 16), token, draft) for _, token, _ in branches]
+            for branches, draft in zip(message.branches, drafts, strict=True)
+        ]
+        return Drafted(message.epoch, message.items, branches=branches)
 
     def send(self, remote: Remote, frame: bytes, link: int, to_drafter: bool) -> None:
         """A frame leaves: not at all, once or several times, sooner or later."""
@@ -208,7 +231,9 @@ class World:
         self.engine.drafting.config = replace(
             self.engine.drafting.config, draft_length=self.random.choice([0, 1, 2, 4, 4, 6, 8, 16])
         )
-        self.engine.step()
+        if self.engine.begin():
+            self._deliver()  # what arrives during the forward
+            self.engine.finish()
         for remote in self.remotes:
             for _ in range(4):
                 if not remote.service.step():
@@ -261,6 +286,7 @@ class World:
             "sessions at the target": self.engine.live_sessions,
             "spans at the target": len(self.model._states),
             "soft states at the target": len(self.engine.drafting.sessions),
+            "spans at drafters that nobody holds": sum(remote.leaked_spans() for remote in self.remotes),
             "sessions at drafters": sum(len(remote.service.sessions) for remote in self.remotes),
         }
         return [f"world {self.plan.seed}: {count} {what}" for what, count in held.items() if count]

@@ -96,6 +96,7 @@ def compare_world(world: World) -> Result:
         if differing or not whole:
             result.differing += max(differing, 1)
             result.failures.append(f"world {world.plan.seed}, {request.id}: {ours} is not {theirs}")
+    result.faults["branches taken"] += world.engine.drafting.ahead.hits
     statistics = world.engine.statistics
     result.rounds, result.drafted_rounds = statistics.rounds, statistics.drafted_rounds
     result.emitted_with_draft = statistics.emitted_with_draft

@@ -40,6 +40,7 @@ class Plan:
     policy: Policy = "failover"
     deadline: float | None = None
     agreement: float = 0.7
+    draft_ahead: int = 0
     target_sessions: int = 32
     target_slots: int = 1 << 15
     prefill_chunk: int = 256
@@ -88,6 +89,7 @@ def random_plan(seed: int) -> Plan:
             chunk=random.choice([32, 256]),
             idle_seconds=random.choice([0.02, 10.0]),
         ),
+        draft_ahead=random.choice([0, 1, 5, 16]),
     )
 
 

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FIRST_SHARE, FIRST_TOKENS = 0.7, 8.0  # before anything is known
+LIKELY_TOKENS, DOUBT = 24.0, 100.0  # sessions differ as if by so many tokens each; so many compared ones outweigh that
+MOST_TOKENS = 1000.0
+
+
+class Prior(NamedTuple):
+    """What is held of a session's agreement before it is looked at, and how many of its own tokens outweigh that."""
+
+    share: float = FIRST_SHARE
+    tokens: float = FIRST_TOKENS
+
 
 class Agreement:
     """How often a proposed token is the target's own: of a session, beside all sessions of the target."""
@@ -18,6 +33,22 @@ class Agreement:
         self.right = keep * self.right + right
         self.tried = keep * self.tried + tried
 
-    def value(self, prior: float, weight: float) -> float:
-        """The share of right ones, with so many tokens of the prior share mixed in."""
-        return (self.right + weight * prior) / (self.tried + weight)
+    def value(self, prior: Prior) -> float:
+        """The share of right ones, with the prior's mixed in."""
+        return (self.right + prior.tokens * prior.share) / (self.tried + prior.tokens)
+
+
+def prior_of(sessions: Sequence[Agreement], usual: float) -> Prior:
+    """What sessions have in common: their shares of right tokens differ by chance, and by what is left above that.
+
+    The moments of a beta-binomial distribution (empirical Bayes): the less the sessions differ beyond chance, the more
+    each of them is taken for like the others. usual: the share where there are none.
+    """
+    tried = math.fsum(one.tried for one in sessions)
+    share = (math.fsum(one.right for one in sessions) + FIRST_TOKENS * usual) / (tried + FIRST_TOKENS)
+    chance = max(share * (1.0 - share), 1e-6)  # variance of one token
+    apart = math.fsum((one.right - share * one.tried) ** 2 / one.tried for one in sessions if one.tried)
+    counted = sum(one.tried > 0 for one in sessions)
+    pairs = tried - math.fsum(one.tried**2 for one in sessions) / tried if tried else 0.0
+    beyond = (apart - max(0, counted - 1) * chance + chance * DOUBT / LIKELY_TOKENS) / (pairs + DOUBT)
+    return Prior(share, min(MOST_TOKENS, chance / beyond) if beyond > 0 else MOST_TOKENS)

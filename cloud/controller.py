@@ -2,8 +2,9 @@
 
 The model is the planner's (core/costs.py): a lane's round takes T = max(L·S, S + R, L·V) and gains A tokens a session.
 Here S, R and V are what passes and answers of the last rounds took, with the time that Drafts waited at the drafter,
-and A comes from how often each session's drafts were right. k = 0 is plain decoding in one lane; then one session's
-draft is asked for now and then without being waited for, so that a change for the better is seen.
+and A comes from how often each session's drafts were right. What the formula leaves out shows in how long rounds really
+take (slips.py). k = 0 is plain decoding in one lane; then one session's draft is asked for now and then without being
+waited for, so that a change for the better is seen.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.cloud.agreement import Agreement
+from paceline.cloud.agreement import Agreement, Prior, prior_of
 from paceline.cloud.drafters import DrafterState
 from paceline.cloud.sessions import Session
+from paceline.cloud.slips import Setting, Slips
 from paceline.core.costs import MAX_DRAFT_LENGTH, expected_tokens, round_seconds
 from paceline.core.measured import Curve
 from paceline.core.profile import StepTimes
@@ -23,7 +25,6 @@ from paceline.core.profile import StepTimes
 FIRST_LENGTH = 4
 DECIDE_ROUNDS = 8
 LEAST_GAIN = 1.01  # a change must promise so much
-PRIOR_TOKENS = 8.0  # a new session is judged by all sessions for so many tokens
 FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds of plain decoding after speculation was given up at once
 LANES = (1, 2, 3, 4, 6, 8)
 
@@ -49,10 +50,11 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Freedom:
-    """What the controller may choose. None: anything."""
+    """What the controller may choose. None: anything. verify_budget: draft tokens in a lane's pass, at most."""
 
     lanes: int | None = 1
     draft_length: int | None = FIRST_LENGTH
+    verify_budget: int | None = None
 
 
 class Controller:
@@ -60,7 +62,9 @@ class Controller:
 
     def __init__(self, freedom: Freedom) -> None:
         self.verify = Curve()
-        self.agreement = Agreement(window=512)
+        self.agreement = Agreement(window=512)  # of all sessions, also of those that have ended
+        self._prior = Prior()
+        self._slips = Slips()
         self._rounds = 0
         self._rest, self._rest_until, self._speculating_since = FIRST_REST, 0.0, 0.0
         self.set_freedom(freedom)
@@ -73,10 +77,15 @@ class Controller:
 
     # --- what was measured
 
-    def verified(self, tokens: int, seconds: float) -> None:
-        """A pass over so many tokens of a lane, without any prompt."""
+    def verified(self, tokens: int, seconds: float, sessions: int) -> None:
+        """A pass over so many tokens of a lane with so many sessions, without any prompt."""
         self.verify.add(tokens, seconds)
+        self._slips.round(sessions)
         self._rounds += 1
+
+    def disturbed(self) -> None:
+        """Something else took time: rounds are longer now than the plan makes them."""
+        self._slips.disturbed()
 
     def compared(self, session: Session, right: int, drafted: int) -> None:
         """Of a session's draft so many tokens were right before the first wrong one, or before its end."""
@@ -86,11 +95,7 @@ class Controller:
 
     def agreement_of(self, session: Session) -> float:
         """How often the session's draft tokens are right."""
-        return session.drafts.agreement.value(self._common_agreement, PRIOR_TOKENS)
-
-    @property
-    def _common_agreement(self) -> float:
-        return self.agreement.value(0.7, PRIOR_TOKENS)
+        return session.drafts.agreement.value(self._prior)
 
     # --- what follows
 
@@ -107,13 +112,19 @@ class Controller:
             return Plan(1, self.plan.draft_length, self.plan.least)
         free = self.freedom
         open_questions = free.lanes is None or free.draft_length is None
-        if self._rounds < DECIDE_ROUNDS or not open_questions or not sessions:
+        due = self._rounds >= DECIDE_ROUNDS and self._rounds % self.plan.lanes == 0  # after whole rounds of all lanes
+        if not (due and open_questions and sessions):
             return self.plan
         known = [drafter for drafter in able if drafter.step]
         if not self.verify or not known:
             return self.plan
         self._rounds = 0
-        self._change(_Outlook(self.verify.times(), known, [self.agreement_of(s) for s in sessions], self.plan), now)
+        self._prior = prior_of([session.drafts.agreement for session in sessions], self.agreement.value(Prior()))
+        agreements = [self.agreement_of(session) for session in sessions]
+        outlook = _Outlook(self.verify.times(), known, agreements, self.plan, self._slips, free.verify_budget)
+        setting = Setting(self.plan.lanes, self.plan.draft_length)
+        self._slips.compare(setting, len(sessions), outlook.present_round(), now)
+        self._change(outlook, now)
         return self.plan
 
     def _change(self, outlook: _Outlook, now: float) -> None:
@@ -150,46 +161,72 @@ class _Outlook:
     """What a plan would bring, by what is known now."""
 
     def __init__(
-        self, verify: StepTimes, drafters: Sequence[DrafterState], agreements: Sequence[float], present: Plan
+        self,
+        verify: StepTimes,
+        drafters: Sequence[DrafterState],
+        agreements: Sequence[float],
+        present: Plan,
+        slips: Slips,
+        budget: int | None,
     ) -> None:
         self.sessions = len(agreements)
         self._verify = verify
         self._drafters = drafters
         self._agreements = agreements
-        self._totals: dict[int, tuple[float, int]] = {}
+        self._lengths: dict[int, list[int]] = {}
         self._present = present
+        self._slips = slips
+        self._budget = math.inf if budget is None else float(budget)
 
     def rate(self, lanes: int, k: int) -> float:
         """Tokens a second of the target."""
-        gain, tokens = self._total(k)
-        return gain / self._round(lanes, self.sessions / lanes, tokens / lanes, k)
+        lengths, fitting = self._of(k), self._fitting(lanes, k)
+        gain = math.fsum(
+            expected_tokens(a, fitting * length) for a, length in zip(self._agreements, lengths, strict=True)
+        )
+        return gain / (self._round(lanes, k) * self._slips.of(Setting(lanes, k)))
+
+    def present_round(self) -> float:
+        """T of the present plan, by the formula."""
+        return self._round(self._present.lanes, self._present.draft_length)
 
     def least(self, lanes: int, k: int, rate: float) -> float:
         """The probability at which one more draft token in the pass brings as much as the time it takes is worth."""
-        size, tokens = self.sessions / lanes, self._total(k)[1] / lanes
+        size, tokens = self.sessions / lanes, self._tokens(lanes, k)
         if tokens <= size:
             return 0.0
         more = (self._verify.ms(tokens) - self._verify.ms(size)) / 1000.0 / (tokens - size)
         return min(0.99, more * rate)
 
-    def _total(self, k: int) -> tuple[float, int]:
-        """(tokens gained, tokens verified) of all sessions in one round of each, at present prices."""
-        if k not in self._totals:
+    def _of(self, k: int) -> list[int]:
+        """The sessions' draft lengths, at present prices."""
+        if k not in self._lengths:
             plan = self._present._replace(draft_length=k)
-            lengths = [plan.length(agreement) for agreement in self._agreements]
-            gains = map(expected_tokens, self._agreements, lengths)
-            self._totals[k] = math.fsum(gains), sum(lengths) + len(lengths)
-        return self._totals[k]
+            self._lengths[k] = [plan.length(agreement) for agreement in self._agreements]
+        return self._lengths[k]
 
-    def _round(self, lanes: int, size: float, tokens: float, k: int) -> float:
-        verify = self._verify.ms(tokens) / 1000.0
+    def _fitting(self, lanes: int, k: int) -> float:
+        """The share of all drafts that the budget has room for. It is reckoned as if they were cut evenly."""
+        return min(1.0, self._budget * lanes / max(1, sum(self._of(k))))
+
+    def _tokens(self, lanes: int, k: int) -> float:
+        """Of a lane's pass."""
+        return (self.sessions + self._fitting(lanes, k) * sum(self._of(k))) / lanes
+
+    def _verify_seconds(self, lanes: int, k: int) -> float:
+        return self._verify.ms(self._tokens(lanes, k)) / 1000.0
+
+    def _round(self, lanes: int, k: int) -> float:
+        verify = self._verify_seconds(lanes, k)
         if k == 0:
             return lanes * verify
-        share = 1.0 / len(self._drafters)
-        return max(self._with_drafter(drafter, lanes, size * share, k, verify) for drafter in self._drafters)
+        size = self.sessions / lanes / len(self._drafters)
+        return max(self._with_drafter(drafter, lanes, size, k, verify) for drafter in self._drafters)
 
     def _with_drafter(self, drafter: DrafterState, lanes: int, size: float, k: int, verify: float) -> float:
         """T of lanes that wait for this drafter. What others make them wait grows with k, for others choose alike."""
+        if drafter.others < 0.5:
+            return _cycle(drafter, lanes, size, k, verify, 0.0)
         usual = drafter.drafted_length.value
         waiting = max(0.0, drafter.queue.value - self._own_queue(drafter)) * min(4.0, k / usual)
         return _cycle(drafter, lanes, size, k, verify, waiting)
@@ -198,7 +235,7 @@ class _Outlook:
         """How long a lane's Draft waits behind those of the target's own other lanes, as things are."""
         lanes, k = self._present.lanes, self._present.draft_length
         size = self.sessions / lanes / len(self._drafters)
-        verify = self._verify.ms(self._total(k)[1] / lanes) / 1000.0
+        verify = self._verify_seconds(lanes, k)
         alone = k * drafter.step.times().ms(size) / 1000.0 + drafter.rtt.value + verify
         return max(0.0, _cycle(drafter, lanes, size, k, verify, 0.0) - max(alone, lanes * verify))
 

@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.cloud.sessions import DraftState, Session
 from paceline.core.measured import Average, Curve
 from paceline.core.percentiles import Window
-from paceline.topology.handshake import REJECTION
+from paceline.topology.handshake import DRAFT_AHEAD, REJECTION
 from paceline.topology.wire import Drafted, Message, Welcome
 
 FIRST_DEADLINE = 1.0
@@ -44,6 +44,7 @@ class DrafterState:
         self.max_messages = 0
         self.max_sessions = 0
         self.draws = False  # it can draw from weights and send them along
+        self.forks = False  # it can draft ahead
         self.up_at = 0.0
         self.full_until = 0.0
         self.others = 0.0  # sessions of other targets that it holds, as it last said
@@ -74,6 +75,7 @@ class DrafterState:
         self.max_sessions = welcome.max_sessions
         self.max_batch, self.max_messages = welcome.max_batch, welcome.max_messages
         self.draws = REJECTION in welcome.capabilities
+        self.forks = DRAFT_AHEAD in welcome.capabilities
         self.full_until = self._lost = 0.0
         self._recent = 0
         self.kept_up()
@@ -126,10 +128,16 @@ class DrafterState:
             return
         draft = min(max(message.draft_us, 0) / 1e6, seconds)
         queue = min(max(message.queue_us, 0) / 1e6, seconds - draft)
-        self.step.add(len(lengths), draft / max(lengths))
+        if message.draft_us:  # else it had them already
+            self.step.add(len(lengths), draft / max(lengths))
         self.queue.add(queue)
         self.rtt.add(seconds - draft - queue)
         self.drafted_length.add(max(lengths))
+
+    def round_trip(self, k: int) -> tuple[float, float]:
+        """Seconds from a Draft to its answer with k tokens, and of one draft step; 0 where nothing is known yet."""
+        step = self.step.times().ms(1) / 1000.0 if self.step else 0.0
+        return self.rtt.value + self.queue.value + k * step, step
 
     # --- the deadline
 

@@ -10,30 +10,32 @@ import itertools
 import logging
 import math
 import secrets
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.cloud.ahead import AheadControl
 from paceline.cloud.controller import Controller, Freedom
 from paceline.cloud.drafter_log import DrafterLog
 from paceline.cloud.drafters import Drafters, DrafterState, Policy
 from paceline.cloud.drafts import draft_item, parts
 from paceline.cloud.lanes import Lane
+from paceline.cloud.proposals import branches_arrived, propose, propose_drawn, take_branch
 from paceline.cloud.sessions import Session
 from paceline.core.rejection import Weights
-from paceline.core.sampling import accepted
+from paceline.topology.log_probs import log_probs_of_items
 from paceline.topology.weights import weights_of_items
 from paceline.topology.wire import (
+    Branches,
     Close,
     Draft,
     Drafted,
     DraftedItem,
+    DraftItem,
     Message,
     Status,
     Welcome,
     check_hash,
-    unpack_tokens,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,9 @@ class DraftingConfig:
 
     max_tokens: of one session in one Draft; longer prompts go in several, each after the last one's answer.
     policy: which of several drafters serves a session (drafters.py).
+    draft_ahead: outcomes of a round under way that are drafted for meanwhile, where drafters can and it pays.
     verification: with `rejection`, a drafter that cannot draw makes coupled drafts instead, which are verified so.
+    verify_budget: draft tokens that a lane's pass verifies at most; None: all (budget.py).
     """
 
     drafters: tuple[str, ...] = ()
@@ -62,6 +66,8 @@ class DraftingConfig:
     max_tokens: int = 16_384
     policy: Policy = "failover"
     verification: Literal["coupled", "rejection"] = "coupled"
+    verify_budget: int | None = None
+    draft_ahead: int = 0
 
 
 class Drafting:
@@ -73,6 +79,7 @@ class Drafting:
         self._vocabulary_size = vocabulary_size
         self._drafters = Drafters(config.drafters, config.policy, config.deadline)
         self._log = DrafterLog()
+        self.ahead = AheadControl()
         self.sessions: dict[int, Session] = {}
         self._ids = itertools.count(secrets.randbits(40) << 20)  # never reused, also by a restarted target
 
@@ -174,21 +181,30 @@ class Drafting:
         """Asks for the next drafts of a lane's `sessions` and sets until when the lane waits for them."""
         asked: dict[Session, int] = {}
         patience = 0.0
+        saved: list[float] = []
         for session in sessions:
             drafter = self._assign(session, now)
             k = self._draft_length(session, drafter, now)
-            session.drafts.wanted = k > 0
+            state = session.drafts
+            state.wanted, state.taken = k, 0
             if drafter is None:
                 continue
             if k and not drafter.suspect:
-                session.drafts.awaited = session.drafts.caught_up
-                patience = max(patience, drafter.deadline())
                 asked[session] = k
+                saved += [] if state.saved is None else [state.saved]
+                state.saved = 0.0 if state.branches_asked else None
+                if take_branch(session, k, self._vocabulary_size):
+                    state.taken, state.took, state.saved = len(state.proposal), 0.0, 1.0
+                    continue
+                state.awaited = state.caught_up
+                patience = max(patience, drafter.deadline())
             elif now >= drafter.probe_at and (probe := k or self._probe_length(session, drafter)):
                 drafter.probe_at = now + PROBE_INTERVAL  # nobody waits for it; its answer says how things are
                 asked[session] = probe
         if not asked:
             return
+        if saved and drafter is not None:
+            self.ahead.looked(saved, *drafter.round_trip(max(asked.values())), now)
         unreached = self._send(asked, now)
         for session in unreached:
             session.drafts.awaited = False
@@ -246,10 +262,16 @@ class Drafting:
         for name, batch in batches.items():
             drafter = self.drafters[name]
             for part in parts(batch):
-                items = [draft_item(s, asked[s], now, self.config.max_tokens, self._draws(s)) for s in part]
+                items = [self._item(session, asked[session], drafter, now) for session in part]
                 if drafter.send is None or not drafter.send(Draft(drafter.epoch, items)):
                     unreached += part
         return unreached
+
+    def _item(self, session: Session, k: int, drafter: DrafterState, now: float) -> DraftItem:
+        draws = self._draws(session)
+        branches = self.config.draft_ahead if drafter.forks and not draws and self.ahead.on(now) else 0
+        tells = self.config.verify_budget is not None and not draws  # the weights of drawn ones say it
+        return draft_item(session, k, now, self.config.max_tokens, draws=draws, branches=branches, log_probs=tells)
 
     def _draws(self, session: Session) -> bool:
         """Whether its drafts are drawn from weights and verified by rejection."""
@@ -282,10 +304,15 @@ class Drafting:
         drafter.handled += 1
         if message.epoch != drafter.epoch or not drafter.up:
             return
+        if message.branches is not None:
+            self._sent_ahead(drafter, message, message.branches, now)
+            return
         again, patience = {}, drafter.deadline()
         seconds = 0.0
-        every_weight = weights_of_items(message.weights, [len(item.tokens) // 4 for item in message.items])
-        for item, weights in zip(message.items, every_weight, strict=True):
+        counts = [len(item.tokens) // 4 for item in message.items]
+        every_weight = weights_of_items(message.weights, counts)
+        log_probs = log_probs_of_items(message.log_probs, counts)
+        for item, weights, chances in zip(message.items, every_weight, log_probs, strict=True):
             session = self.sessions.get(item.session)
             if session is None or session.drafts.drafter != name or item.held > len(session.tokens):
                 continue
@@ -296,8 +323,9 @@ class Drafting:
                 session.drafts.took = seconds if session.drafts.awaited else 0.0
                 drafter.answered(seconds)
                 in_time = seconds <= patience
+            session.drafts.log_probs, session.drafts.log_probs_from = chances, item.position
             if self._take(session, item, weights, drafter, now):
-                again[session] = session.drafts.wanted * self._draft_length(session, drafter, now)
+                again[session] = self._draft_length(session, drafter, now) if session.drafts.wanted else 0
             if drafter.suspect and (in_time or session.drafts.proposal):
                 drafter.kept_up()
                 self._log.tell(self.drafters, now)
@@ -305,6 +333,20 @@ class Drafting:
             drafter.drafted(message, seconds)
         if again:
             self._send(again, now)
+
+    def _sent_ahead(self, drafter: DrafterState, message: Drafted, branches: Sequence[Branches], now: float) -> None:
+        """Drafts for what may follow the proposals under way; one that is waited for by now is used at once."""
+        for item, its_branches in zip(message.items, branches, strict=True):
+            session = self.sessions.get(item.session)
+            if session is None or session.drafts.drafter != drafter.name or item.held > len(session.tokens):
+                continue
+            state = session.drafts
+            state.unanswered_since = None
+            _acknowledge(session, item.held)
+            if branches_arrived(session, item, its_branches, self._vocabulary_size):
+                wait, _ = drafter.round_trip(state.wanted)
+                waited = now - state.sent_at.get(len(session.tokens), now)
+                state.saved = max(0.0, min(0.99, 1.0 - waited / wait)) if wait else 0.0
 
     def _take(
         self, session: Session, item: DraftedItem, weights: Sequence[Weights], drafter: DrafterState, now: float
@@ -321,16 +363,14 @@ class Drafting:
             state.check = check_hash(session.tokens[: state.acknowledged])
             state.caught_up = state.awaited = False
             return not doubled
-        advanced = item.held > state.acknowledged
-        if advanced:
-            state.check = check_hash(session.tokens[state.acknowledged : item.held], state.check)
-            state.acknowledged = item.held
+        advanced = _acknowledge(session, item.held)
         if item.status == OK:
             state.caught_up = True
             if weights and self._draws(session):
-                self._propose_drawn(session, item, weights)
+                propose_drawn(session, item, weights, self._vocabulary_size)
             else:
-                self._propose(session, item)
+                right, drafted = propose(session, item, self._vocabulary_size)
+                self._controller.compared(session, right, drafted)
         else:
             state.awaited = False
             if item.status == WARMING:
@@ -342,42 +382,12 @@ class Drafting:
                 state.refused_until[drafter.name] = math.inf
         return advanced and state.cut
 
-    def _propose(self, session: Session, item: DraftedItem) -> None:
-        """Keeps the part of a draft that lies beyond what is committed, if what lies before it came true."""
-        state = session.drafts
-        late = len(session.tokens) - item.position
-        tokens = self._known(unpack_tokens(item.tokens))
-        if late == 0:
-            state.proposal, state.weights, state.awaited = tokens, (), False
-        elif late > 0 and tokens:
-            right = accepted(session.tokens[item.position :], tokens[:late])
-            self._controller.compared(session, right, min(late, len(tokens)))
-            if right == late < len(tokens):
-                state.proposal, state.weights, state.awaited = tokens[late:], (), False
 
-    def _propose_drawn(self, session: Session, item: DraftedItem, weights: Sequence[Weights]) -> None:
-        """Keeps a draft that follows exactly what is committed, up to where it may have been an id unknown here.
-
-        Nothing here may look at a token: it would bias the text (core/rejection.py). So a late draft is dropped whole,
-        and of several for one place the one that came last is used.
-        """
-        if item.position != len(session.tokens):
-            return
-        unknown = (place for place, row in enumerate(weights) if row.ids[-1] >= self._vocabulary_size)
-        known = next(unknown, len(weights))
-        state = session.drafts
-        state.proposal, state.weights, state.awaited = unpack_tokens(item.tokens)[:known], weights[:known], False
-
-    def _known(self, tokens: array[int]) -> array[int]:
-        """The tokens before the first id that the target's vocabulary lacks."""
-        if not tokens or max(tokens) < self._vocabulary_size:
-            return tokens
-        unknown = (index for index, token in enumerate(tokens) if token >= self._vocabulary_size)
-        return tokens[: next(unknown, len(tokens))]
-
-
-def clear(sessions: Iterable[Session]) -> None:
-    """After a round: what was proposed is used up."""
-    for session in sessions:
-        session.drafts.proposal = session.drafts.weights = ()
-        session.drafts.awaited = session.drafts.resent = False
+def _acknowledge(session: Session, held: int) -> bool:
+    """The drafter holds so many tokens; True if that is news."""
+    state = session.drafts
+    advanced = held > state.acknowledged
+    if advanced:
+        state.check = check_hash(session.tokens[state.acknowledged : held], state.check)
+        state.acknowledged = held
+    return advanced

@@ -12,10 +12,20 @@ ITEMS_A_DRAFT, TOKENS_A_DRAFT, BIASES_A_DRAFT = 256, 1 << 18, 1 << 13
 KEPT_SEND_TIMES = 8
 
 
-def draft_item(session: Session, k: int, now: float, max_tokens: int, draws: bool) -> DraftItem:
+def draft_item(
+    session: Session,
+    k: int,
+    now: float,
+    max_tokens: int,
+    *,
+    draws: bool = False,
+    branches: int = 0,
+    log_probs: bool = False,
+) -> DraftItem:
     """What was committed since the drafter's last acknowledgement, at most max_tokens of it, and how many to propose.
 
-    Notes when that version left. draws: whether the session's drafts are to be drawn from weights.
+    Notes when that version left. draws: whether the session's drafts are to be drawn from weights. branches: outcomes
+    of the next round to draft ahead for. log_probs: whether it is to be said how likely its drafts are.
     """
     state = session.drafts
     base = state.acknowledged
@@ -29,6 +39,7 @@ def draft_item(session: Session, k: int, now: float, max_tokens: int, draws: boo
     if len(state.sent_at) > KEPT_SEND_TIMES:
         del state.sent_at[next(iter(state.sent_at))]
     opening = base == 0
+    state.branches_asked = branches > 0 and k > 0
     return DraftItem(
         session=session.id,
         base=base,
@@ -39,6 +50,9 @@ def draft_item(session: Session, k: int, now: float, max_tokens: int, draws: boo
         prompt_length=len(session.request.prompt) if opening else 0,
         limit=session.limit if opening else 0,
         weights=opening and draws,
+        branches=branches if k else 0,
+        taken=state.taken if k else 0,
+        log_probs=opening and log_probs,
     )
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.cloud.budget import drafts_to_verify
 from paceline.cloud.commit import Cut
 from paceline.cloud.controller import Controller, Freedom, Plan
-from paceline.cloud.drafting import Drafting, DraftingConfig, clear
+from paceline.cloud.drafting import Drafting, DraftingConfig
 from paceline.cloud.events import Arrived, Cancel, Drain, Event, LinkDown, LinkUp, Reconfigure, Room, Submit
 from paceline.cloud.lanes import Lane, Lanes
+from paceline.cloud.proposals import clear
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.sessions import Session
 from paceline.cloud.statistics import TargetStatistics
@@ -43,6 +45,14 @@ class EngineConfig:
     max_sessions: int = 32
     prefill_chunk: int = 256
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
+
+
+class Pass(NamedTuple):
+    """A forward over a lane (or prompts alone) and what it found."""
+
+    lane: Lane | None
+    sessions: list[Session]
+    verified: list[Verified]
 
 
 class Round(NamedTuple):
@@ -72,7 +82,7 @@ class Engine:
         self.model = model
         self.config = config
         self._vocabulary_size = min(model.vocabulary_size, len(token_bytes))  # the tail may be padding
-        self.controller = Controller(Freedom(config.lanes, config.drafting.draft_length))
+        self.controller = Controller(Freedom(config.lanes, config.drafting.draft_length, config.drafting.verify_budget))
         self.drafting = Drafting(config.drafting, self._vocabulary_size, self.controller)
         self.statistics = TargetStatistics()
         self._token_bytes = token_bytes
@@ -83,6 +93,8 @@ class Engine:
         self._prefilling: deque[Session] = deque()
         self._by_request: dict[str, Session] = {}
         self._deltas: list[Delta] = []
+        self._held_back: Event | None = None  # looked at next
+        self._under_way = Pass(None, [], [])
         self._pass_seconds = 0.0  # that the last forward took
         self._running = True
         self.failure: Exception | None = None
@@ -104,15 +116,22 @@ class Engine:
         deltas, self._deltas = self._deltas, []
         ended = {delta.request_id for delta in deltas if delta.finish_reason is not None}
         ids = [*self._by_request, *(request.id for request in self._waiting)]
+        events = [] if self._held_back is None else [self._held_back]
         while not self.inbox.empty():
-            event = self.inbox.get_nowait()
-            if isinstance(event, Submit):
-                ids.append(event.request.id)
+            events.append(self.inbox.get_nowait())
+        ids += [event.request.id for event in events if isinstance(event, Submit)]
         failed = [Delta(id, finish_reason="error", error=sentence) for id in ids if id not in ended]
         self._publish(deltas + failed)
 
     def step(self, block: bool = False) -> bool:
         """One turn: receive → pick a lane → forward → commit → next Draft → publish. True if it did work."""
+        if not self.begin(block):
+            return False
+        self.finish()
+        return True
+
+    def begin(self, block: bool = False) -> bool:
+        """The first half of a turn, up to the forward; False when there was nothing to do."""
         self._receive(block)
         lane = self._lanes.next_ready(self._clock.now())
         chunks = self._prompt_chunks(lane)
@@ -122,14 +141,19 @@ class Engine:
         if lane is not None:
             self.drafting.give_up(lane.sessions, self._clock.now())
         sessions = lane.sessions[:] if lane is not None else []
-        verified = self._forward(sessions, chunks)
+        self._under_way = Pass(lane, sessions, self._forward(sessions, chunks))
+        return True
+
+    def finish(self) -> None:
+        """The second half: what the forward found becomes the truth."""
+        lane, sessions, verified = self._under_way
         done = self._commit(sessions, verified)
         self._end(done.ended)
+        self._receive_drafts()
         drafts = [(one.session, len(one.tokens) - 1, one.drafted) for one in verified if one.drafted]
         self.drafting.verified(drafts, self._pass_seconds, self._clock.now())
         self._send_drafts(lane, done.joined)
         self._publish_round(len(sessions), verified, done.cuts)
-        return True
 
     @property
     def _speculates(self) -> bool:
@@ -151,6 +175,9 @@ class Engine:
     def _receive(self, block: bool) -> None:
         self._admit()  # the last round may have made room; nothing else would wake a waiting request
         timeout = self._patience() if block else 0.0
+        if self._held_back is not None:
+            event, self._held_back, timeout = self._held_back, None, 0.0
+            self._handle(event)
         try:
             event = self.inbox.get(timeout=timeout) if timeout != 0.0 else self.inbox.get_nowait()
             for _ in range(EVENTS_A_TURN):
@@ -161,10 +188,28 @@ class Engine:
             pass
         self._admit()
 
+    def _receive_drafts(self) -> None:
+        """Drafts that were made ahead came during the forward: they are looked at before others are asked for."""
+        if not self.config.drafting.draft_ahead:
+            return
+        for _ in range(EVENTS_A_TURN):
+            if self._held_back is not None or self.inbox.empty():
+                return
+            event = self.inbox.get_nowait()
+            if not isinstance(event, Arrived):
+                self._held_back = event
+                return
+            self._handle(event)
+
     def wake_at(self) -> float | None:
         """When something is to be done without being told, on the engine's clock; None for never."""
         now = self._clock.now()
-        if self._deltas or self._lanes.next_ready(now, peek=True) is not None or self._prompt_chunk_allowed(None):
+        if (
+            self._held_back is not None
+            or self._deltas
+            or self._lanes.next_ready(now, peek=True) is not None
+            or self._prompt_chunk_allowed(None)
+        ):
             return now
         return self._lanes.wake_at()
 
@@ -192,7 +237,8 @@ class Engine:
             self.drafting.said_room(event.drafter, event.free_sessions, now)
         elif isinstance(event, Reconfigure):
             self.config = event.config
-            self.controller.set_freedom(Freedom(event.config.lanes, event.config.drafting.draft_length))
+            new = event.config.drafting
+            self.controller.set_freedom(Freedom(event.config.lanes, new.draft_length, new.verify_budget))
             self.drafting.reconfigure(event.config.drafting)
         elif isinstance(event, Drain):
             self._refuse_waiting(event.reason)
@@ -266,12 +312,11 @@ class Engine:
 
     def _forward(self, sessions: Sequence[Session], chunks: list[Segment]) -> list[Verified]:
         """One packed forward over a lane's drafts and the prompt chunks; what each session may commit."""
-        segments, asking, drafts = [], list(sessions), []
-        for session in sessions:
-            draft = session.drafts.proposal[: max(0, session.output.remaining - 1)]
+        segments, asking = [], list(sessions)
+        drafts = drafts_to_verify(sessions, self.config.drafting.verify_budget, self.controller.agreement_of)
+        for session, draft in zip(sessions, drafts, strict=True):
             tokens = [session.tokens[-1], *draft]
             segments.append(Segment(session.span, session.kv_length, tokens, len(tokens)))
-            drafts.append(list(draft))
         for session, chunk in zip(list(self._prefilling), chunks, strict=False):
             session.kv_length += len(chunk.tokens)
             if chunk.rows:
@@ -283,8 +328,10 @@ class Engine:
         verified = verify(logits, asking, drafts)
         self._pass_seconds = seconds = self._clock.now() - started
         self.statistics.forward(seconds, bool(sessions), bool(chunks))
-        if sessions and not chunks:
-            self.controller.verified(sum(len(segment.tokens) for segment in segments), seconds)
+        if chunks:
+            self.controller.disturbed()
+        else:
+            self.controller.verified(sum(len(segment.tokens) for segment in segments), seconds, len(sessions))
         return verified
 
     # --- commit, next Draft, publish

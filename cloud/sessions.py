@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from paceline.cloud.agreement import Agreement
+from paceline.cloud.ahead import Branches
 from paceline.cloud.commit import Output
 from paceline.cloud.requests import Request
 from paceline.core.model import Span
@@ -26,12 +27,17 @@ class DraftState:
         self.drafter: str | None = None
         self.refused_until: dict[str, float] = {}  # drafters that have no place for it, and until when
         self.awaited = False
-        self.wanted = False  # the last round asked for a draft
+        self.wanted = 0  # tokens that the last round asked for
         self.resent = False  # what the drafter said it lacks, since the last round
         self.took = 0.0  # seconds that the last draft took to come
         self.cut = False  # the last Draft held only a part of what was committed
         self.proposal: Sequence[int] = ()
+        self.branches_asked = False  # the last Draft asked for some
+        self.saved: float | None = None  # by a branch, of this round's wait for a draft; None: none was asked for
+        self.taken = 0  # tokens of a branch that are the proposal now
         self.weights: Sequence[Weights] = ()  # what the proposal was drawn from; none where it is a coupled one
+        self.log_probs: Sequence[float] = ()  # of proposed tokens from `log_probs_from` on, if the drafter said it
+        self.log_probs_from = 0
         self.agreement = Agreement(window=192)
         self.forget()
 
@@ -40,6 +46,7 @@ class DraftState:
         self.acknowledged = 0
         self.check = 0
         self.caught_up = False
+        self.branches = Branches()
         self.unanswered_since: float | None = None
         self.sent_at: dict[int, float] = {}  # version → time, of the last few Drafts
 

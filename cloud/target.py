@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 2.0
 # What a running target takes over from its topology; its weight is for its drafters to take over.
-RELOADED = frozenset({"draft_length", "lanes", "deadline", "prefill_chunk", "drain", "weight"})
-RELOADED |= {"api.key_file", "drafters.names", "drafters.policy"}
+RELOADED = frozenset({"draft_length", "draft_ahead", "lanes", "deadline", "prefill_chunk", "drain", "weight"})
+RELOADED |= {"verify_budget", "api.key_file", "drafters.names", "drafters.policy"}
 
 
 async def run_target(
@@ -198,6 +198,8 @@ def engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineCo
         deadline=spec.deadline,
         policy=spec.drafters.policy,
         verification=spec.verification,
+        draft_ahead=spec.draft_ahead,
+        verify_budget=spec.verify_budget,
     )
     return EngineConfig(None if spec.lanes == "auto" else spec.lanes, spec.max_sessions, spec.prefill_chunk, drafting)
 
@@ -208,6 +210,7 @@ def _api_key(spec: TargetSpec) -> str | None:
 
 def _snapshot(engine: Engine, connections: Connections) -> dict[str, Any]:
     """For the status file."""
+    ahead = engine.drafting.ahead
     return {
         **engine.statistics.snapshot(),
         "verification": engine.config.drafting.verification,
@@ -216,6 +219,7 @@ def _snapshot(engine: Engine, connections: Connections) -> dict[str, Any]:
         "drafters": {name: drafter.up for name, drafter in engine.drafting.drafters.items()},
         "lanes": engine.controller.plan.lanes,
         "draft_length": engine.controller.plan.draft_length if engine.drafting.drafters else 0,
+        "draft_ahead": {"rounds": ahead.rounds, "hits": ahead.hits, "late": ahead.late, "hit_rate": ahead.hit_rate},
         "sessions_at": {name: len(engine.drafting.live(name)) for name in engine.drafting.drafters},
         "suspect": [name for name, drafter in engine.drafting.drafters.items() if drafter.suspect],
         "link_trouble": connections.trouble(),
@@ -250,4 +254,5 @@ def load_target(spec: TargetSpec, clock: Clock | None = None) -> tuple[PackedMod
         kv_memory=spec.kv_memory,
         kv_slots=None if spec.kv_memory else spec.max_sessions * spec.max_context,
         max_context=spec.max_context,
+        role="target",
     ), vocabulary

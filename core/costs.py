@@ -21,7 +21,7 @@ MAX_DRAFT_LENGTH = 16
 MAX_LANES = 8
 
 
-def expected_tokens(agreement: float, k: int) -> float:
+def expected_tokens(agreement: float, k: float) -> float:
     """A = (1 − a^(k+1))/(1 − a): what is accepted of k draft tokens, and the target's own one after it.
 
     Leviathan et al., arXiv 2211.17192, equation 1; k = 0 gives 1.

@@ -28,28 +28,41 @@ class ToyLanguage:
 
     agreement: probability that the drafter's likeliest token is the target's (1 for a target).
     second_choice: probability that its second choice is right where the first is wrong.
+    spread: texts differ: the agreement of each lies anywhere in agreement ± spread, as its first token has it. The
+    likeliest token then has just that probability in the drafter's logits, so what it says of its drafts is true.
     """
 
     vocabulary_size: int = 257
     seed: int = 0
     agreement: float = 1.0
     second_choice: float = 0.4
+    spread: float = 0.0
 
     def next_state(self, state: int, token: int) -> int:
         """The context hash after one more token; 0 before the first."""
         return mix((state ^ ((token + 1) * GOLDEN)) & MASK64)
 
-    def rows(self, states: Sequence[int]) -> np.ndarray[Any, Any]:
-        """float64 logits [len(states), vocabulary_size]."""
+    def agreement_of(self, text: int) -> float:
+        """Of the text whose first token leads to that state."""
+        if self.spread == 0.0:
+            return self.agreement
+        share = self.agreement + self.spread * (2.0 * (mix(text ^ 0x7E57) >> 11) * 2.0**-53 - 1.0)
+        return min(max(share, 2.0 / self.vocabulary_size), 1.0 - 1e-6)
+
+    def rows(self, states: Sequence[int], texts: Sequence[int] | None = None) -> np.ndarray[Any, Any]:
+        """float64 logits [len(states), vocabulary_size]. texts: the state after each text's first token; 0 without."""
         keys = np.array([signed(mix(state ^ self.seed)) for state in states], np.int64)[:, None]
         logits: np.ndarray[Any, Any] = 2.0 * gumbel(keys, np.arange(self.vocabulary_size)[None, :])
         if self.agreement < 1.0:
-            for row, state in enumerate(states):
-                self._disagree(logits[row], mix(state ^ 0x5DEECE66D))
+            for row, (state, text) in enumerate(zip(states, texts or [0] * len(states), strict=True)):
+                agreement = self.agreement_of(text)
+                self._disagree(logits[row], mix(state ^ 0x5DEECE66D), agreement)
+                if self.spread:
+                    _state(logits[row], agreement)
         return logits
 
-    def _disagree(self, row: np.ndarray[Any, Any], draw: int) -> None:
-        if (draw >> 11) * 2.0**-53 < self.agreement:
+    def _disagree(self, row: np.ndarray[Any, Any], draw: int, agreement: float) -> None:
+        if (draw >> 11) * 2.0**-53 < agreement:
             return
         best = int(row.argmax())
         value = row[best]
@@ -60,6 +73,15 @@ class ToyLanguage:
         else:
             row[best] = row.min(where=np.isfinite(row), initial=0.0) - 1.0
             row[second] = value
+
+
+def _state(row: np.ndarray[Any, Any], share: float) -> None:
+    """In place: the likeliest token gets that probability, the others the rest in about equal parts, in their order."""
+    best = int(row.argmax())
+    row *= 0.01
+    row[best] = -np.inf
+    row += np.log(1.0 - share) - np.log(np.exp(row).sum())
+    row[best] = np.log(share)
 
 
 @dataclass(frozen=True)
@@ -119,12 +141,21 @@ class ToyModel:
         del self._states[span.key]
         self._used -= span.size
 
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        states = self._states[target.key]
+        if start >= len(states) or stop >= len(self._states[source.key]) or stop > target.size:
+            raise PacelineError(f"tokens {start}…{stop} of a span do not continue one that holds {len(states) - 1}")
+        states[start + 1 :] = self._states[source.key][start + 1 : stop + 1]
+
     def forward(self, segments: Sequence[Segment]) -> np.ndarray[Any, Any]:
         started = self._clock.now()
         wanted: list[int] = []
+        texts: list[int] = []
         for segment in segments:
-            wanted.extend(self._extend(segment))
-        logits = self.language.rows(wanted) if wanted else np.zeros((0, self.vocabulary_size))
+            states = self._extend(segment)
+            wanted += states
+            texts += [self._states[segment.span.key][1]] * len(states)
+        logits = self.language.rows(wanted, texts) if wanted else np.zeros((0, self.vocabulary_size))
         due = started + self._pace.seconds(sum(len(segment.tokens) for segment in segments), len(segments))
         remaining = due - self._clock.now()
         if remaining > 0:

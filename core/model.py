@@ -48,5 +48,8 @@ class PackedModel(Protocol):
     def free(self, span: Span) -> None:
         """Gives a span back."""
 
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        """Copies the KV of the tokens `start … stop` (absolute positions) to the same places of another span."""
+
     def forward(self, segments: Sequence[Segment]) -> Array:
         """One pass over all segments. Returns logits [sum of rows, vocabulary_size], in order."""

@@ -18,10 +18,13 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.core.vocabulary import Vocabulary, VocabularyIdentity
 from paceline.edge.events import Limits, Reconfigure, Stop
 from paceline.edge.links import DrafterLinks
+from paceline.edge.recorder import Recorder, RecordingFile
+from paceline.edge.sensors import Sensors
+from paceline.edge.sensors_environment import environment
 from paceline.edge.service import DrafterService
 from paceline.edge.strategies.base import Strategy
 from paceline.topology.changes import log_reload, pending
-from paceline.topology.handshake import Identity
+from paceline.topology.handshake import DRAFT_AHEAD, REJECTION, Identity
 from paceline.topology.links.base import Transport
 from paceline.topology.orders import Orders, any_of
 from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
@@ -76,9 +79,13 @@ async def run_drafter(
         max_draft_length=MAX_DRAFT_LENGTH,
         max_batch=limits.max_batch,
         max_messages=limits.max_messages,
+        capabilities=capabilities_of(strategy),
     )
     links = DrafterLinks()
-    service = links.service = DrafterService(strategy, RealClock(), limits, links.reply, identity.epoch)
+    clock = RealClock()
+    recorder = Recorder(clock, links.reply) if run_dir is not None and spec.record else None
+    reply = links.reply if recorder is None else recorder.reply
+    service = links.service = DrafterService(strategy, clock, limits, reply, identity.epoch, recorder)
     failures: list[Exception] = []
     finished = anyio.Event()
     loop = asyncio.get_running_loop()
@@ -110,6 +117,12 @@ async def run_drafter(
         log_reload(spec.name, done, later, certificates=certificates)
 
     status = StatusFile(run_dir, "drafter", spec.name)
+    recording: RecordingFile | None = None
+    if recorder is not None and run_dir is not None:
+        links.encoded = recorder.encoded
+        strategy.observe(recorder.lap)
+        about = about_recording(topology, spec, strategy)
+        recording = RecordingFile(run_dir, spec.name, recorder, clock, Sensors, about)
     thread = threading.Thread(target=work, name=spec.name)
     thread.start()
     try:
@@ -123,6 +136,8 @@ async def run_drafter(
             )
             address = await tasks.start(server.run)
             tasks.start_soon(status.keep, snapshot)
+            if recording is not None:
+                tasks.start_soon(recording.keep)
             log.info("drafter %s listens at %s", spec.name, address, extra={"event": "ready", "drafter": spec.name})
             orders.follow(renew)
             ready()
@@ -136,6 +151,8 @@ async def run_drafter(
     finally:
         service.inbox.put(Stop())
         thread.join()
+        if recording is not None:
+            recording.write()
     if failures:
         raise PacelineError(f"drafter {spec.name}: {failures[0]}") from failures[0]
 
@@ -148,6 +165,22 @@ def limits_of(topology: Topology, spec: DrafterSpec) -> Limits:
         max_messages=spec.max_batch if emulated else 0,
         weights={target.name: target.weight for target in topology.targets_of(spec)},
     )
+
+
+def about_recording(topology: Topology, spec: DrafterSpec, strategy: Strategy) -> Callable[[], dict[str, Any]]:
+    """What a recording says first, once it is asked for: it looks at the machine."""
+    drafter = {"strategy": spec.strategy, "runtime": spec.runtime, "model": spec.model, "device": spec.device}
+    limits = {"max_batch": spec.max_batch, "max_sessions": spec.max_sessions, "max_context": strategy.max_context}
+    return lambda: {
+        "drafter_spec": {**drafter, **limits},
+        "topology": topology.model_dump(mode="json"),
+        "environment": environment(),
+    }
+
+
+def capabilities_of(strategy: Strategy) -> tuple[str, ...]:
+    """What a drafter with this strategy offers its targets."""
+    return ("coupled", REJECTION, DRAFT_AHEAD) if strategy.forks else ("coupled", REJECTION)
 
 
 def load_strategy(spec: DrafterSpec, clock: Clock | None = None) -> Loaded:
@@ -168,14 +201,18 @@ def load_strategy(spec: DrafterSpec, clock: Clock | None = None) -> Loaded:
         from paceline.topology.spec import Profile
 
         profile = spec.profile or Profile()
-        language = ToyLanguage(profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice)
+        language = ToyLanguage(
+            profile.vocabulary_size, profile.seed, profile.agreement, profile.second_choice, profile.agreement_spread
+        )
         pace = Pace(profile.step_ms, profile.prompt_token_ms)
         model = ToyModel(language, max_context=spec.max_context, kv_slots=slots, pace=pace, clock=clock)
         return Loaded(DraftModel(EmulatedRuntime(model)), toy_vocabulary(profile.vocabulary_size).identity)
+    assert spec.model is not None
+    if spec.runtime in ("onnxruntime", "tensorrt"):
+        return _load_bundle(spec, Path(spec.model))
     from paceline.core.lm.loading import load, local_folder
     from paceline.edge.runtimes.torch import TorchRuntime
 
-    assert spec.model is not None
     vocabulary = Vocabulary.load(local_folder(spec.tokenizer or spec.model))
     torch_model = load(
         spec.model,
@@ -184,5 +221,24 @@ def load_strategy(spec: DrafterSpec, clock: Clock | None = None) -> Loaded:
         kv_memory=spec.kv_memory,
         kv_slots=None if spec.kv_memory else slots,
         max_context=spec.max_context,
+        role="drafter",
     )
     return Loaded(DraftModel(TorchRuntime(torch_model, vocabulary.size)), vocabulary.identity)
+
+
+def _load_bundle(spec: DrafterSpec, folder: Path) -> Loaded:
+    """A graph for this machine; it brings its tokenizer."""
+    from paceline.edge.runtimes.bundle import load_runtime
+    from paceline.edge.strategies.draft_model import DraftModel
+
+    runtime = load_runtime(
+        spec.runtime,
+        folder,
+        device=spec.device,
+        provider=spec.provider,
+        threads=spec.threads,
+        max_context=spec.max_context if "max_context" in spec.model_fields_set else None,
+        max_sessions=spec.max_sessions,
+        kv_memory=spec.kv_memory,
+    )
+    return Loaded(DraftModel(runtime), Vocabulary.load(spec.tokenizer or folder).identity)

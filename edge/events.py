@@ -53,10 +53,11 @@ class PeerDown(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message of an authenticated target."""
+    """A message of an authenticated target. at: when it came, on the service's clock; None: when it is looked at."""
 
     name: str
     message: Message
+    at: float | None = None
 
 
 class Reconfigure(NamedTuple):

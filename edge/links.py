@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from paceline.core.clock import RealClock
 from paceline.edge.events import PeerDown, PeerUp, Received, Tally
 from paceline.edge.service import DrafterService
 from paceline.topology.limits import Unread, work
@@ -14,7 +17,9 @@ class DrafterLinks:
 
     def __init__(self) -> None:
         self.service: DrafterService | None = None
+        self.encoded: Callable[[], None] | None = None  # the recorder's, between encoding and sending
         self._unread = Unread(self._handled)
+        self._clock = RealClock()  # the service's own
         self._peers: dict[str, Peer] = {}
         self._tallies: dict[str, Tally] = {}
         self._gone_in = 0
@@ -30,7 +35,7 @@ class DrafterLinks:
     def on_message(self, peer: Peer, message: Message) -> None:
         assert self.service is not None
         if peer.up and self._unread.takes(peer, work(message)):
-            self.service.inbox.put(Received(peer.name, message))
+            self.service.inbox.put(Received(peer.name, message, self._clock.now()))
 
     def on_down(self, peer: Peer, reason: str) -> None:
         assert self.service is not None
@@ -45,7 +50,7 @@ class DrafterLinks:
         """On the service's thread; a target that left a moment ago misses nothing."""
         peer = self._peers.get(target)
         if peer is not None:
-            peer.send(message)
+            peer.send(message, self.encoded)
 
     def bytes(self) -> dict[str, int]:
         """Since start, over all targets."""

@@ -22,12 +22,14 @@ PIECE_ITEMS = 128  # of a Draft, looked at in one go; about 0.5 ms
 
 
 class Piece(NamedTuple):
-    """A message, or some items of one. number: of the message, over all targets. work: as limits.work counts it."""
+    """A message, or some items of one. number: of the message, over all targets. work: as limits.work counts it.
+    at: when it came, if that is known."""
 
     message: Message
     number: int
     work: int
     last: bool
+    at: float | None
 
 
 @dataclass
@@ -60,11 +62,11 @@ class Mail:
         self._boxes.pop(target, None)
         self._turns.pop(target, None)
 
-    def put(self, target: str, message: Message) -> None:
+    def put(self, target: str, message: Message, at: float | None = None) -> None:
         """Ignored where there is no link."""
         box = self._boxes.get(target)
         if box is not None:
-            box.pieces.extend(_pieces(message, next(self._numbers)))
+            box.pieces.extend(_pieces(message, next(self._numbers), at))
             self._turns.setdefault(target, box)
 
     def take(self) -> tuple[str, Piece]:
@@ -84,14 +86,14 @@ class Mail:
         return target, piece
 
 
-def _pieces(message: Message, number: int) -> Iterator[Piece]:
+def _pieces(message: Message, number: int, at: float | None) -> Iterator[Piece]:
     """A long Draft or Close is as good as several short ones."""
     parts = [message]
     if isinstance(message, Draft) and len(message.items) > PIECE_ITEMS:
         starts = range(0, len(message.items), PIECE_ITEMS)
-        parts = [msgspec.structs.replace(message, items=message.items[at : at + PIECE_ITEMS]) for at in starts]
+        parts = [msgspec.structs.replace(message, items=message.items[one : one + PIECE_ITEMS]) for one in starts]
     elif isinstance(message, Close) and len(message.sessions) > PIECE_ITEMS * IDS_AN_ITEM:
         starts = range(0, len(message.sessions), size := PIECE_ITEMS * IDS_AN_ITEM)
-        parts = [Close(message.epoch, message.sessions[at : at + size]) for at in starts]
+        parts = [Close(message.epoch, message.sessions[one : one + size]) for one in starts]
     for part in parts:
-        yield Piece(part, number, work(part), part is parts[-1])
+        yield Piece(part, number, work(part), part is parts[-1], at)

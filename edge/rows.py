@@ -92,6 +92,7 @@ class ContiguousRows:
     """
 
     rows: Literal["any", "contiguous"] = "any"
+    forks = False  # a move copies a whole row
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
@@ -127,6 +128,9 @@ class ContiguousRows:
             [np.arange(asked[place], asked[place + 1]) for place in np.argsort(order, kind="stable")]
         ).astype(np.int64)
         return Top(top.ids[back], top.logits[back])
+
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        raise ValueError("rows are moved as a whole, and here alone")
 
     def move(self, from_row: int, to_row: int) -> None:
         raise ValueError("rows are moved here and nowhere else")

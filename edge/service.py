@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping
 from paceline.core.clock import Clock
 from paceline.core.measured import Curve
 from paceline.core.rejection import Weights
+from paceline.edge.ahead import Ahead, Ready
 from paceline.edge.events import Event, Limits, PeerDown, PeerUp, Received, Reconfigure, Tally
 from paceline.edge.mail import Mail, Piece
 from paceline.edge.queues import LEAST_CHUNK, Peer, Queues
+from paceline.edge.recorder import Recorder
+from paceline.edge.report.recording import AHEAD, DRAFT, READ
 from paceline.edge.session import Phase, Session
 from paceline.edge.sessions import Bounds, Sessions, answer
 from paceline.edge.statistics import Statistics
 from paceline.edge.strategies.base import Strategy
+from paceline.topology.log_probs import pack_log_probs
 from paceline.topology.weights import pack_weights
 from paceline.topology.wire import (
     MAX_DRAFT_LENGTH,
@@ -27,6 +31,7 @@ from paceline.topology.wire import (
     Draft,
     Drafted,
     DraftedItem,
+    DraftItem,
     Message,
     Ping,
     Status,
@@ -52,6 +57,7 @@ class DrafterService:
         limits: Limits,
         reply: Callable[[str, Message], None],
         epoch: int = 1,
+        recorder: Recorder | None = None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.epoch = epoch
@@ -68,10 +74,14 @@ class DrafterService:
         self.sessions = Sessions(strategy, bounds, strategy.keeps_tail)
         self._mail = Mail()
         self._queues = Queues(limits, strategy.reads_together)
+        self._ahead = Ahead(strategy, limits.max_batch)
         self._strategy = strategy
         self._clock = clock
         self._limits = limits
         self._reply = reply
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.find = self.sessions.get
         self._chunk = limits.chunk
         self._reading = Curve()  # of chunks, over their tokens
         self._stopped = self._abandoned = False
@@ -102,14 +112,16 @@ class DrafterService:
             self._catch_up(reads)
         elif self._queues.batch:
             self._draft()
+        elif self._ahead:
+            self._draft_ahead()
         else:
             return received
         return True
 
     @property
     def busy(self) -> bool:
-        """Whether something waits to be looked at, drafted or read."""
-        return bool(self._mail) or self._queues.busy
+        """Whether something waits to be looked at, drafted, read or drafted ahead."""
+        return bool(self._mail) or self._queues.busy or bool(self._ahead)
 
     # --- drain
 
@@ -137,7 +149,7 @@ class DrafterService:
         """Messages wait for their target's turn; all else takes effect at once."""
         peers = self._queues.peers
         if isinstance(event, Received):
-            self._mail.put(event.name, event.message)
+            self._mail.put(event.name, event.message, event.at)
         elif isinstance(event, PeerUp):
             self._mail.open(event.name, event.tally or Tally())
             self.sessions.forget_target(event.name)
@@ -164,7 +176,7 @@ class DrafterService:
         message = piece.message
         if isinstance(message, Draft):
             self.statistics.drafts_received += piece.last
-            self._on_draft(peer, message, piece.number)
+            self._on_draft(peer, message, piece.number, piece.at)
         elif isinstance(message, Close):
             if message.epoch == self.epoch:
                 self.sessions.close(peer.name, message.sessions)
@@ -172,9 +184,10 @@ class DrafterService:
             self.sessions.keep_only(peer.name, message.sessions)
         self._drop_gone()
 
-    def _on_draft(self, peer: Peer, draft: Draft, number: int) -> None:
-        """number: of the message that these items came in."""
+    def _on_draft(self, peer: Peer, draft: Draft, number: int, at: float | None) -> None:
+        """number: of the message that these items came in; at: when it came, maybe while a step was made."""
         now = self._clock.now()
+        came = now if at is None else min(at, now)
         answers = []
         for item in draft.items:
             if draft.epoch != self.epoch:
@@ -182,7 +195,10 @@ class DrafterService:
                 continue
             taken = self.sessions.take(peer.name, item, now)
             if isinstance(taken, Session):
-                taken = self._schedule(peer, taken, item.k, number, now)
+                if self._recorder is not None:
+                    self._recorder.arrived(taken)
+                self._ahead.settle(taken)
+                taken = self._schedule(peer, taken, item, number, came)
             if taken is not None:
                 answers.append(taken)
         if any(item.k for item in draft.items):
@@ -190,16 +206,24 @@ class DrafterService:
         if answers:
             self._send(peer.name, answers, 0, 0)
 
-    def _schedule(self, peer: Peer, session: Session, k: int, number: int, now: float) -> DraftedItem | None:
+    def _schedule(self, peer: Peer, session: Session, item: DraftItem, number: int, came: float) -> DraftedItem | None:
         """What becomes of a session that was asked for: an answer at once, a place in the queue, or reading."""
         held = len(session.committed)
         room = min(session.span.size, self.max_context) - held
-        session.want = max(0, min(k, MAX_DRAFT_LENGTH, room)) if held else 0
+        session.want = max(0, min(item.k, MAX_DRAFT_LENGTH, room)) if held else 0
+        session.branches = item.branches if self._strategy.forks else 0
         session.owes = True
         session.vocabulary_size = peer.vocabulary_size or session.vocabulary_size
         session.message = number
-        session.received_at = now
+        session.received_at = came
         behind = session.behind
+        if item.taken and not behind and len(session.tail) >= item.taken:
+            self._queues.leave(session)
+            session.owes = False
+            self._ahead.prepare(session, item.taken, session.want)
+            if self._recorder is not None:
+                self._recorder.taken(session, item.taken)
+            return None
         reads = behind > self._strategy.quick
         if not behind and len(session.tail) >= session.want:
             self._queues.leave(session)
@@ -222,6 +246,8 @@ class DrafterService:
         self._strategy.read(reads)
         end = self._clock.now()
         count = sum(count for _, count in reads)
+        if self._recorder is not None:
+            self._recorder.forward(READ, len(reads), start, end, count)
         self.statistics.worked(start, end)
         self.statistics.tokens_read += count
         self._chunk = self._fitting_chunk(count, end - start)
@@ -261,6 +287,8 @@ class DrafterService:
         start = self._clock.now()
         done = self._strategy.advance(self._queues.batch)
         end = self._clock.now()
+        if self._recorder is not None:
+            self._recorder.forward(DRAFT, len(self._queues.batch), start, end)
         self.statistics.worked(start, end)
         if done:
             self._queues.drop_finished(done)
@@ -269,6 +297,20 @@ class DrafterService:
                 if session.owes:
                     finished.setdefault(session.target, []).append(session)
             self._answer(finished, end)
+
+    def _draft_ahead(self) -> None:
+        """One step for rounds that may come; what is ready leaves, a message for each target."""
+        ready: dict[str, list[Ready]] = {}
+        start, before = self._clock.now(), self._ahead.tokens
+        for one in self._ahead.step():
+            ready.setdefault(one.session.target, []).append(one)
+        if self._recorder is not None:
+            self._recorder.forward(AHEAD, self._ahead.tokens - before, start, self._clock.now())
+        for target, group in ready.items():
+            items = [DraftedItem(r.session.id, int(Status.OK), r.position, r.position) for r in group]
+            self.statistics.branches += sum(len(r.branches) for r in group)
+            self._reply(target, Drafted(self.epoch, items, branches=[r.branches for r in group]))
+        self.statistics.tokens_ahead = self._ahead.tokens
 
     def _answer(self, finished: Mapping[str, list[Session]], now: float) -> None:
         """One Drafted for each target, with the longest wait and the longest work among its sessions."""
@@ -288,12 +330,24 @@ class DrafterService:
         if 0 < vocabulary_size < self._strategy.vocabulary_size:
             tokens = _within(tokens, vocabulary_size)
         self.statistics.tokens_drafted += len(tokens)
+        if len(tokens) == session.want:
+            self._ahead.prepare(session, len(tokens), len(tokens))
         return DraftedItem(session.id, int(Status.OK), held, held, pack_tokens(tokens))
 
     def _send(self, target: str, items: list[DraftedItem], queue_us: int, draft_us: int) -> None:
         for item in items:
             self.statistics.answers[_NAMES[item.status]] += 1
-        self._reply(target, Drafted(self.epoch, items, queue_us, draft_us, weights=self._weights(target, items)))
+        log_probs, weights = self._log_probs(target, items), self._weights(target, items)
+        self._reply(target, Drafted(self.epoch, items, queue_us, draft_us, log_probs=log_probs, weights=weights))
+
+    def _log_probs(self, target: str, items: list[DraftedItem]) -> bytes | None:
+        """How likely the proposed tokens are; None where nobody wants to know."""
+        rows: list[float | None] = []
+        for item in items:
+            session, count = self.sessions.get(target, item.session), len(item.tokens) // 4
+            said = session.log_probs if session is not None and session.tells else {}
+            rows += [said.get(place) for place in range(item.position, item.position + count)]
+        return pack_log_probs(rows) if any(row is not None for row in rows) else None
 
     def _weights(self, target: str, items: list[DraftedItem]) -> bytes | None:
         """What the proposed tokens were drawn from; None where none was drawn."""

@@ -13,6 +13,8 @@ from paceline.core.sampling import History, Sampling
 from paceline.edge.cache import common_prefix
 from paceline.topology.wire import check_hash
 
+MOST_TOLD = 64  # then those of committed tokens are forgotten
+
 
 class Phase(IntEnum):
     """What the service is doing for a session."""
@@ -25,6 +27,15 @@ class Phase(IntEnum):
 
 
 @dataclass(eq=False)
+class Fork:
+    """A span beside a session's own; its KV holds the first `valid` of the session's tokens. busy: it is drafted in."""
+
+    span: Span
+    valid: int = 0
+    busy: bool = False
+
+
+@dataclass(eq=False)
 class Session:
     """One session, and what is asked for it now.
 
@@ -33,6 +44,9 @@ class Session:
     spare: committed-to-be tokens that a handed-over span holds beyond `computed`.
     draws: whether proposals are drawn from weights (core/rejection.py); `weights` are those of the tail.
     vocabulary_size: the target's.
+    branches: for so many outcomes of a round the next draft is made ahead (ahead.py): `plan`, in the spans of `forks`.
+    seconds: the choice after each proposal of the tail, where it was looked for.
+    tells: whether the target wants to know how likely proposals are; `log_probs`, by their places in the text.
     """
 
     target: str
@@ -47,12 +61,20 @@ class Session:
     computed: int = 0
     tail: list[int] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
+    seconds: list[int | None] = field(default_factory=list)
+    tells: bool = False
+    log_probs: dict[int, float] = field(default_factory=dict)
     spare: array[int] | None = None
     history: History | None = None  # what penalties look at, of `history_length` committed tokens
     history_length: int = 0
     index: Any = None  # a strategy's own notes on the committed tokens
     checked: int = 0  # so many tokens are covered by `check`
     check: int = 0
+    branches: int = 0
+    plan: Any = None
+    note: tuple[int, bytes, int] | None = None  # the recorder's: position and tokens proposed, and how many were right
+    forks: list[Fork] = field(default_factory=list)
+    rewrites: int = 0  # how often committed tokens were not what they had been
     used_at: float = 0.0
     phase: Phase = Phase.IDLE
     want: int = 0
@@ -76,6 +98,21 @@ class Session:
         if start >= held:
             return self.tail[start - held :]
         return [*self.committed[start:], *self.tail] if self.tail else self.committed[start:]
+
+    def propose(self, token: int, second: int | None = None) -> None:
+        """One more token of the tail, and the choice after it."""
+        drafted = len(self.tail)
+        self.tail.append(token)
+        if second is not None or self.seconds:
+            del self.seconds[drafted:]
+            self.seconds += [*([None] * (drafted - len(self.seconds))), second]
+
+    def tell(self, log_prob: float) -> None:
+        """How likely the token is that will be proposed next."""
+        held = len(self.committed)
+        if len(self.log_probs) > MOST_TOLD:
+            self.log_probs = {place: value for place, value in self.log_probs.items() if place >= held}
+        self.log_probs[held + len(self.tail)] = log_prob
 
     def hash_before(self, base: int) -> int:
         """wire.check_hash of the first `base` tokens, continued from the last one asked for."""
@@ -103,10 +140,11 @@ class Session:
             common += 1
         self.committed.extend(tokens)
         if common == len(tokens) and self.keeps_tail and not self.draws:
-            del self.tail[:common]
+            del self.tail[:common], self.seconds[:common]
         else:  # draws belong to the committed count that they were made at: all of them are made anew
             self.computed = min(self.computed, held + common)
             self.tail.clear()
+            self.seconds.clear()
         if self.spare is not None:
             self._use_spare(held, tokens)
 
@@ -117,6 +155,10 @@ class Session:
         del self.committed[base:]
         self.committed.extend(tokens)
         self.tail.clear()
+        self.seconds.clear()
+        self.rewrites += 1
+        for fork in self.forks:
+            fork.valid = min(fork.valid, base)
         self.spare = self.history = self.index = None
         if self.checked > base:
             self.checked = self.check = 0

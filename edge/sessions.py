@@ -123,6 +123,7 @@ class Sessions:
         session = Session(
             target, item.session, sampling, item.prompt_length, span, self._keeps_tail, item.weights, committed=tokens
         )
+        session.tells = item.log_probs
         if kept:
             session.computed = kept[1]
             if kept[1] == len(tokens) < len(kept[0].tokens):
@@ -140,6 +141,7 @@ class Sessions:
     def _resample(self, session: Session, item: DraftItem) -> None:
         session.sampling = item.sampling or session.sampling
         session.draws = item.weights
+        session.tells = item.log_probs
         session.prompt_length = item.prompt_length
         session.computed = min(session.computed, len(session.committed))
         session.tail.clear()
@@ -153,7 +155,7 @@ class Sessions:
         span = None
         while self._bounds.roomy and span is None:
             span = self._memory.allocate(self._bounds.max_context)
-            if span is None and not self.cache.evict():
+            if span is None and not (self._free_forks() or self.cache.evict()):
                 break
         return span
 
@@ -162,8 +164,18 @@ class Sessions:
             span = self._memory.allocate(length)
             if span is not None:
                 return span
-            if not self.cache.evict() and not self._evict_idle(now):
+            if not (self._free_forks() or self.cache.evict() or self._evict_idle(now)):
                 return None
+
+    def _free_forks(self) -> bool:
+        """What is drafted ahead gives way to sessions; False when there is none."""
+        return any([self._drop_forks(session) for session in self._sessions.values() if session.forks])
+
+    def _drop_forks(self, session: Session) -> bool:
+        forks, session.forks, session.plan = session.forks, [], None
+        for fork in forks:
+            self._memory.free(fork.span)
+        return bool(forks)
 
     def _evict_idle(self, now: float) -> bool:
         """Frees the session that was idle longest, if that is long enough."""
@@ -200,6 +212,7 @@ class Sessions:
     def _widen(self, session: Session, now: float) -> bool:
         """A span for a session that grew past the limit its target named; its KV is computed anew."""
         self._keep(session)
+        self._drop_forks(session)
         session.computed, session.spare = 0, None
         session.tail.clear()
         span = self._allocate(self._bounds.max_context, now)
@@ -261,6 +274,7 @@ class Sessions:
             self._memory.free(session.span)
 
     def _forget(self, session: Session) -> None:
+        self._drop_forks(session)
         del self._sessions[session.target, session.id]
         self._held[session.target] -= 1
         self.disturbed = self.disturbed or session.phase is not Phase.IDLE

@@ -22,6 +22,8 @@ class Statistics:
         self.queue_ms = Window(1024)
         self.draft_ms = Window(1024)
         self.tokens_drafted = 0
+        self.tokens_ahead = 0  # drafted for rounds that might come
+        self.branches = 0  # sent ahead
         self.tokens_read = 0  # catch-up: committed tokens computed in chunks
         self.drafts_received = 0
         self.answers = dict.fromkeys(("ok", "warming", "unknown", "full", "beyond"), 0)
@@ -53,6 +55,8 @@ class Statistics:
             "queue_ms": self.queue_ms.summary(),
             "draft_ms": self.draft_ms.summary(),
             "tokens_drafted": self.tokens_drafted,
+            "tokens_ahead": self.tokens_ahead,
+            "branches": self.branches,
             "tokens_read": self.tokens_read,
             "drafts_received": self.drafts_received,
             "answers": dict(self.answers),

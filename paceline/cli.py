@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "broker": ("broker", "broker", ""),  # what local_broker starts
     "bench": ("bench", "bench", "Measure plain, standard, star, two-lane and auto side by side."),
     "profile": ("profile", "profile", "Measure a model on this device: its step times."),
+    "export": ("export", "export", "Make a bundle of a model for a runtime; it is checked before it is done."),
+    "engine": ("engine", "engine", "Build a bundle's TensorRT engine on the machine that will run it."),
+    "report": ("report", "report", "Show what drafters recorded: where a round's time goes, power, energy, limits."),
+    "trace": ("trace", "trace", "Write what drafters recorded as a trace for ui.perfetto.dev."),
     "schema": ("schema", "schema", "Print the JSON Schema of topology files, for editors."),
     "doctor": ("doctor", "doctor", "Check this machine: versions, devices, ports, models, keys, clocks, links."),
 }

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from paceline.core.clock import Clock
 from paceline.core.errors import UserError
-from paceline.core.model import PackedModel, Segment, Span
+from paceline.core.model import Segment, Span
 
 CHUNK = 256  # tokens of a prompt in one pass
 WARM_TURNS = 2
 
 
+class Measured(Protocol):
+    """A model, or a drafter's runtime."""
+
+    def allocate(self, length: int) -> Span | None: ...
+
+    def free(self, span: Span) -> None: ...
+
+    def forward(self, segments: Sequence[Segment]) -> Any: ...
+
+
 def measure(
-    model: PackedModel,
+    model: Measured,
     clock: Clock,
     *,
     context: int,
     sessions: int,
-    draft_length: int,
+    draft_length: int | None,
     repeats: int,
     progress: Callable[[int], None] = lambda turns: None,
 ) -> dict[str, object]:
     """A profile's step times in milliseconds: step_ms by sequences, verify_ms by tokens, prompt_token_ms.
 
     Every session holds `context` tokens. A step is one token of each of 1, 2, 4 … sequences; a verification is
-    draft_length + 1 tokens of each; all kinds take turns, and the median of the repeats counts.
+    draft_length + 1 tokens of each; all kinds take turns, and the median of the repeats counts. draft_length: None
+    for what only drafts, and has no verify_ms.
     """
     spans = _filled(model, sessions, context, draft_length)
     kinds = [*_kinds(spans, context, draft_length), ("chunk", CHUNK, [Segment(spans[0], 0, _tokens(CHUNK), 1)])]
@@ -46,7 +58,7 @@ def measure(
     per_token = max(0.0, (found["chunk", CHUNK] - found["step", 1]) / (CHUNK - 1))
     return {
         "step_ms": _rising(step),
-        "verify_ms": _rising({1: step[1], **verify}),
+        **({"verify_ms": _rising({1: step[1], **verify})} if verify else {}),
         "prompt_token_ms": round(per_token, 4),
     }
 
@@ -56,8 +68,8 @@ def turns(repeats: int) -> int:
     return WARM_TURNS + repeats
 
 
-def _kinds(spans: Sequence[Span], context: int, draft_length: int) -> Iterator[tuple[str, int, list[Segment]]]:
-    for kind, tokens in (("step", 1), ("verify", draft_length + 1)):
+def _kinds(spans: Sequence[Span], context: int, draft_length: int | None) -> Iterator[tuple[str, int, list[Segment]]]:
+    for kind, tokens in (("step", 1), *([("verify", draft_length + 1)] if draft_length is not None else [])):
         count = 1
         while count <= len(spans):
             segments = [Segment(span, context, _tokens(tokens), tokens) for span in spans[:count]]
@@ -65,10 +77,10 @@ def _kinds(spans: Sequence[Span], context: int, draft_length: int) -> Iterator[t
             count *= 2
 
 
-def _filled(model: PackedModel, sessions: int, context: int, draft_length: int) -> list[Span]:
+def _filled(model: Measured, sessions: int, context: int, draft_length: int | None) -> list[Span]:
     spans = []
     for _ in range(sessions):
-        span = model.allocate(max(context, CHUNK) + draft_length + 1)
+        span = model.allocate(max(context, CHUNK) + (draft_length or 0) + 1)
         if span is None:
             raise UserError(f"there is no room for {sessions} sessions of {context} tokens: ask for fewer, or shorter")
         spans.append(span)

@@ -129,6 +129,7 @@ class Star:
             "acceptance_length": status.get("acceptance_length"),
             "rounds": status.get("rounds"),
             "fallback_rounds": status.get("fallback_rounds"),
+            "draft_ahead": status.get("draft_ahead"),
             "live_sessions_at_end": status.get("live_sessions"),
             "verify_ms": status.get("verify_ms"),
         }

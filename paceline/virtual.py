@@ -19,7 +19,7 @@ from paceline.cloud.events import Arrived, LinkUp, Room, Submit
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.target import engine_config, load_target
 from paceline.core.clock import ManualClock
-from paceline.edge.drafter import limits_of, load_strategy
+from paceline.edge.drafter import capabilities_of, limits_of, load_strategy
 from paceline.edge.events import PeerUp, Received
 from paceline.edge.service import DrafterService
 from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
@@ -76,6 +76,7 @@ class VirtualTarget:
         self.engine = Engine(model, vocabulary.token_bytes, config, self._publish, self.clock)
         self.vocabulary_size = vocabulary.size
         self.answers: dict[str, Answer] = {}
+        self._under_way = False
         self.on_end: Callable[[Answer], None] = lambda answer: None
 
     def submit(self, request: Request) -> None:
@@ -84,13 +85,20 @@ class VirtualTarget:
         self._world.at(self.clock.now(), self, Submit(request))
 
     def due(self) -> float | None:
-        return self.engine.wake_at()
+        at_once = self._under_way or not self.engine.inbox.empty()
+        return self.clock.now() if at_once else self.engine.wake_at()
 
     def take(self, event: Any) -> None:
         self.engine.inbox.put(event)
 
     def step(self) -> bool:
-        return self.engine.step()
+        """A forward, or what follows it: what arrives during the forward is in the inbox then, as in a process."""
+        if self._under_way:
+            self.engine.finish()
+            self._under_way = False
+            return True
+        self._under_way = self.engine.begin()
+        return self._under_way
 
     def _publish(self, deltas: list[Delta]) -> None:
         now = self.clock.now()
@@ -124,10 +132,11 @@ class VirtualDrafter:
             MAX_DRAFT_LENGTH,
             max_batch=limits.max_batch,
             max_messages=limits.max_messages,
+            capabilities=list(capabilities_of(strategy)),
         )
 
     def due(self) -> float | None:
-        return self.clock.now() if self.service.busy else None
+        return self.clock.now() if self.service.busy or not self.service.inbox.empty() else None
 
     def take(self, event: Any) -> None:
         self.service.inbox.put(event)
@@ -177,7 +186,7 @@ class VirtualWorld:
         link = (id(sender), id(receiver))
         due = max(sender.clock.now() + self._one_way, self._last.get(link, 0.0))
         self._last[link] = due
-        if isinstance(event, Arrived):
+        if isinstance(event, (Arrived, Received)):
             event = event._replace(at=due)
         heapq.heappush(self._arrivals, (due, next(self._order), receiver, event))
 

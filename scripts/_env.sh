@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: gives them .venv with Paceline in it, made when missing or out of date.
 # A stamp holds the checksum of what decides its content, so a second run starts at once and needs no network.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
-cd "$ROOT"
+cd "$ROOT" || return
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -57,7 +58,7 @@ ensure_env() {
         printf '%s\n' "$ROOT" >"$VENV/place"
     fi
     say "Installing Paceline and what it needs into .venv (once, a few minutes on a slow line) …"
-    if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[cloud,dev]' -c constraints.txt; then
+    if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[cloud,export,dev]' -c constraints.txt; then
         say "The installation failed; the lines above say why. Run the same command again when that is mended."
         return 1
     fi

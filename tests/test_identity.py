@@ -41,7 +41,7 @@ def test_no_token_differs_under_faults(identity: ModuleType) -> None:
     assert result.emitted_with_draft > 2 * result.drafted_rounds
     assert result.drafted_rounds > 0.15 * result.rounds
     faults = {"lost", "doubled", "delayed", "nonsense", "restarts", "outages", "cancelled", "old link"}
-    faults |= {"claims of room", "reconfigurations"}
+    faults |= {"claims of room", "reconfigurations", "branches taken"}
     assert {name for name in faults if result.faults[name] == 0} == set()
 
 

@@ -39,12 +39,16 @@ class World:
     """An engine and a drafter, joined by frames of which some are lost, come late or come twice, by its own dice."""
 
     def __init__(
-        self, strategy: Strategy, trouble: float, capabilities: Sequence[str] = ("coupled", REJECTION)
+        self,
+        strategy: Strategy,
+        trouble: float,
+        capabilities: Sequence[str] = ("coupled", REJECTION),
+        budget: int | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.dice = Random(2)
         self.trouble = trouble
-        drafting = DraftingConfig(("d",), 3, deadline=0.05, verification="rejection")
+        drafting = DraftingConfig(("d",), 3, deadline=0.05, verification="rejection", verify_budget=budget)
         config = EngineConfig(2, max_sessions=48, drafting=drafting)
         self.engine = Engine(ToyModel(LANGUAGE, clock=self.clock), TOKEN_BYTES, config, self._publish, self.clock)
         self.service = DrafterService(strategy, self.clock, Limits(max_sessions=48, max_batch=16), self._reply)
@@ -150,13 +154,21 @@ ALL_STEPS = Sampling(temperature=1.4, top_p=0.95, top_k=6, frequency_penalty=0.6
 
 
 @pytest.mark.parametrize(
-    ("agreement", "trouble", "sampling"),
-    [(0.9, 0.0, PLAIN), (0.3, 0.0, PLAIN), (0.8, 0.1, PLAIN), (0.7, 0.05, ALL_STEPS)],
-    ids=["a good drafter", "a bad drafter", "a bad link", "every sampling parameter"],
+    ("agreement", "trouble", "sampling", "budget"),
+    [
+        (0.9, 0.0, PLAIN, None),
+        (0.3, 0.0, PLAIN, None),
+        (0.8, 0.1, PLAIN, None),
+        (0.7, 0.05, ALL_STEPS, None),
+        (0.6, 0.0, PLAIN, 30),
+    ],
+    ids=["a good drafter", "a bad drafter", "a bad link", "every sampling parameter", "a budget for half of each lane"],
 )
-def test_texts_follow_the_targets_distribution(agreement: float, trouble: float, sampling: Sampling) -> None:
+def test_texts_follow_the_targets_distribution(
+    agreement: float, trouble: float, sampling: Sampling, budget: int | None
+) -> None:
     """3 000 seeds through the whole loop, against the target's own probabilities of all texts of four tokens."""
-    world = World(draft_model(agreement), trouble)
+    world = World(draft_model(agreement), trouble, budget=budget)
     texts = world.decode(requests(sampling, 3000))
     statistics = world.engine.statistics
     assert statistics.drafted_tokens > 2500

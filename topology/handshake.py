@@ -33,6 +33,7 @@ from paceline.topology.wire import (
 )
 
 REJECTION = "rejection"  # the capability of a drafter that can draw from weights and send them along
+DRAFT_AHEAD = "draft_ahead"  # the capability of a drafter that drafts for several outcomes of a round
 PROBE = "probe"  # the capability of who only measures the link: no vocabulary to compare, nothing to draft for
 NONCE_BYTES = 32
 MAX_NAME_LENGTH = 128

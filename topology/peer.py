@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Protocol
 
 from paceline.core.errors import WireError
@@ -38,12 +39,15 @@ class Peer:
     def bytes_out(self) -> int:
         return self._channel.bytes_out
 
-    def send(self, message: Message) -> bool:
-        """Hands a message to the link; False when the link is down and it was dropped."""
+    def send(self, message: Message, encoded: Callable[[], None] | None = None) -> bool:
+        """Hands a message to the link; False when the link is down and it was dropped. encoded: called in between."""
         if not self.up:
             return False
         try:
-            self._channel.send(encode(message), control=not isinstance(message, REPEATED))
+            frame = encode(message)
+            if encoded is not None:
+                encoded()
+            self._channel.send(frame, control=not isinstance(message, REPEATED))
         except WireError as error:  # whoever sends is an engine, which must not end over a frame
             log.error("to %s: %s", self.name, error, extra={"event": "unsendable", "peer": self.name})
             return False

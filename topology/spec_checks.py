@@ -20,6 +20,7 @@ from paceline.topology.credentials import (
     name_problem,
     needs_certificate,
 )
+from paceline.topology.spec_bundles import graphics, providers
 from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Host, LinkSpec, Profile, Security, TargetSpec, Topology
 from paceline.topology.spec_values import Address, cache_folder, did_you_mean
@@ -71,10 +72,6 @@ def cross_check(parts: Parts) -> Iterator[Finding]:
 
 def unsupported(parts: Parts) -> Iterator[Finding]:
     """What the format knows and this version does not do yet: refused, so that it is never silently ignored."""
-    for index, drafter in parts.drafters.items():
-        if drafter.runtime in ("tensorrt", "onnxruntime"):
-            path = ("drafters", index, "runtime")
-            yield Finding(path, f"{drafter.runtime} is not available in this version; use torch")
     for index, target in parts.targets.items():
         for key, why in _missing_features(target):
             yield Finding(("targets", index, key), why)
@@ -83,10 +80,6 @@ def unsupported(parts: Parts) -> Iterator[Finding]:
 def _missing_features(target: TargetSpec) -> Iterator[tuple[str, str]]:
     if target.engine == "vllm":
         yield "engine", "vllm is not available in this version; use torch"
-    if target.draft_ahead:
-        yield "draft_ahead", "is not available in this version; remove it"
-    if target.verify_budget is not None:
-        yield "verify_budget", "is not available in this version; remove it"
 
 
 def missing_models(topology: Topology) -> list[Finding]:
@@ -343,10 +336,12 @@ def _far_from_broker(parts: Parts, address: Address) -> Iterator[Finding]:
 
 
 def _models(parts: Parts) -> Iterator[Finding]:
+    yield from providers(parts.drafters)
+    yield from graphics(parts.drafters)
     for index, drafter in parts.drafters.items():
         path = ("drafters", index)
         if drafter.strategy == "ngram":
-            for key in ("model", "runtime", "profile", "kv_memory"):
+            for key in ("model", "runtime", "provider", "profile", "kv_memory"):
                 if key in drafter.model_fields_set and getattr(drafter, key) is not None:
                     message = "the ngram strategy drafts from the text itself and has none; remove it"
                     yield Finding((*path, key), message, at_key=True)

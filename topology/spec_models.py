@@ -94,6 +94,8 @@ class Profile(Section):
     """Milliseconds more for each token of a drafter's pass, which counts when it reads a prompt."""
     agreement: v.Share = 0.8
     """Probability that the drafter proposes the target's own token."""
+    agreement_spread: v.Share = 0.0
+    """Texts differ: the agreement of each lies in agreement ± this, and the drafter knows it."""
     second_choice: v.Share = 0.4
     """Probability that the drafter's second choice is right where its first is not."""
     vocabulary_size: Annotated[int, v.integer(2, 1_000_000)] = 257
@@ -118,7 +120,9 @@ class DrafterSpec(Section):
     runtime: Annotated[
         Literal["tensorrt", "onnxruntime", "torch", "emulated"], words("tensorrt", "onnxruntime", "torch", "emulated")
     ] = "torch"
-    """What executes the draft model."""
+    """What executes the draft model. Default: torch; of a bundle, what it was exported for."""
+    provider: Annotated[Literal["cuda", "tensorrt"], words("cuda", "tensorrt")] | None = None
+    """ONNX Runtime on a CUDA device: what of it executes the graph. Default: cuda."""
     profile: Profile | None = None
     """Emulated: step times, in place or the path of a file that holds them."""
     device: v.Device = "cpu"
@@ -135,6 +139,8 @@ class DrafterSpec(Section):
     """Sessions in one step."""
     threads: v.Threads | None = None
     """CPU threads; default what the runtime chooses."""
+    record: v.Flag = True
+    """Rounds and sensors are recorded in the run directory, for `paceline report` and `paceline trace`."""
 
 
 class DraftersOf(Section):
@@ -191,10 +197,11 @@ class TargetSpec(Section):
     follow the target's distribution, but which one comes depends on the drafts. It needs security.key_file."""
     deadline: v.Seconds | None = None
     """How long a round waits for a drafter. Default: learnt from the link."""
-    draft_ahead: v.Flag = False
-    """Draft for likely outcomes while the target verifies."""
+    draft_ahead: v.DraftAhead = 0
+    """For how many outcomes of a round under way the drafter prepares the next one, in idle time; 0..16, about
+    draft_length + 1. It is left off where it does not pay."""
     verify_budget: v.Count | None = None
-    """Most draft tokens verified in one pass."""
+    """Most draft tokens that a lane's pass verifies: those that are likeliest to be right, whosever they are."""
     max_sessions: v.Count = 32
     """Sessions decoded at a time; more wait."""
     max_context: v.Tokens = 4096

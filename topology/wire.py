@@ -18,6 +18,7 @@ import msgspec
 
 from paceline.core.errors import WireError
 from paceline.core.sampling import Sampling
+from paceline.topology.log_probs import check_log_probs
 from paceline.topology.weights import check_weights
 
 PROTOCOL_MAJOR = 1
@@ -31,6 +32,7 @@ SAMPLING_LIMIT = 1e9  # of temperature, penalties and biases, and of the inverse
 MAX_POSITION = 1 << 31
 MAX_TOKENS_PER_ITEM = 1 << 19
 MAX_DRAFT_LENGTH = 16
+MAX_BRANCHES = 16  # of a session in one Drafted
 
 # Bounds that the decoder itself holds.
 SessionId = Annotated[int, msgspec.Meta(ge=0)]
@@ -39,6 +41,8 @@ DraftLength = Annotated[int, msgspec.Meta(ge=0, le=MAX_DRAFT_LENGTH)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Tokens = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_PER_ITEM)]
 Proposal = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_DRAFT_LENGTH)]
+Branch = tuple[DraftLength, U32, Proposal]  # accepted, next, tokens
+Branches = Annotated[list[Branch], msgspec.Meta(max_length=MAX_BRANCHES)]
 SessionIds = Annotated[list[SessionId], msgspec.Meta(max_length=MAX_SESSIONS_LISTED)]
 
 
@@ -119,6 +123,9 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_length: Position = 0  # at open: how many of the first tokens are prompt
     limit: Position = 0  # at open: the longest this session can become, in tokens
     weights: bool = False  # at open: draw proposals from weights and send those along (`verification: rejection`)
+    branches: Annotated[int, msgspec.Meta(ge=0, le=MAX_BRANCHES)] = 0  # outcomes to draft ahead for, k tokens each
+    taken: DraftLength = 0  # so many tokens of a branch sent ahead are being verified: only branches are wanted
+    log_probs: bool = False  # at open: say how likely proposals are (`verify_budget`)
 
 
 class Draft(_Message, tag=5, frozen=True):
@@ -142,16 +149,20 @@ class DraftedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Drafted(_Message, tag=6, frozen=True):
-    """D→T: proposals, with the time they waited and took."""
+    """D→T: proposals, with the time they waited and took.
+
+    With `branches`, a list for each item, it holds no proposals but drafts made ahead: if of those that begin at the
+    item's position so many are accepted and `next` comes after them, these tokens are the draft of the next round.
+    """
 
     epoch: int
     items: Annotated[list[DraftedItem], msgspec.Meta(max_length=MAX_ITEMS)]
     queue_us: int = 0
     draft_us: int = 0
     parents: bytes | None = None  # reserved: tree drafts
-    log_probs: bytes | None = None  # reserved
+    log_probs: bytes | None = None  # how likely the drafter found the tokens of all items, see log_probs.py
     weights: bytes | None = None  # what the tokens of all items were drawn from, see weights.py
-    branches: list[tuple[int, int, bytes]] | None = None  # reserved: draft ahead
+    branches: Annotated[list[Branches], msgspec.Meta(max_length=MAX_ITEMS)] | None = None
 
 
 class Close(_Message, tag=7, frozen=True):
@@ -231,8 +242,20 @@ def _check(message: Message) -> None:
         for answer in message.items:
             if len(answer.tokens) & 3:
                 raise _uneven(answer)
+        if message.branches is not None:
+            _check_branches(message.items, message.branches)
+        if message.log_probs is not None:
+            check_log_probs(message.log_probs, sum(len(answer.tokens) for answer in message.items) // 4)
         if message.weights is not None:
             check_weights(message.weights, unpack_tokens(b"".join([answer.tokens for answer in message.items])))
+
+
+def _check_branches(items: Sequence[DraftedItem], branches: Sequence[Sequence[Branch]]) -> None:
+    if len(items) != len(branches):
+        raise WireError(f"branches of {len(branches)} sessions in a Drafted of {len(items)}")
+    for item, its_branches in zip(items, branches, strict=True):
+        if item.tokens or any(len(tokens) & 3 for _, _, tokens in its_branches):
+            raise WireError(f"session {item.session}: branches come alone, and their tokens are of 4 bytes each")
 
 
 def _uneven(item: DraftItem | DraftedItem) -> WireError:

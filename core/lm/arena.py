@@ -84,6 +84,12 @@ class Arena:
                 return span
         return None
 
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        """The keys and values of the tokens `start … stop`, of all layers at once, to the same places of `target`."""
+        if not (self.holds(source) and self.holds(target) and 0 <= start <= stop <= min(source.size, target.size)):
+            raise ValueError(f"tokens {start}…{stop} of {source} to {target}: both must be held and have these places")
+        self.kv[:, target.first + start : target.first + stop] = self.kv[:, source.first + start : source.first + stop]
+
     def free(self, span: Span) -> None:
         """Gives `span` back and joins the hole with its neighbours."""
         if not self.holds(span):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from paceline.core import manifest as manifests
 from paceline.core.errors import UnsupportedModel, UserError
 from paceline.core.lm.arena import PAGE, Arena, slot_bytes
 from paceline.core.lm.fuse import fuse
@@ -22,6 +23,8 @@ FAMILIES = (
 )  # fmt: skip
 # Rope tables that do not depend on how long the other sessions of a forward are.
 STEADY_ROPE = {"default", "linear", "llama3", "yarn"}
+# What is fetched of a hub id. The last three: a bundle carries the model's licence along.
+FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*", "NOTICE*", "README.md"]
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
@@ -37,20 +40,24 @@ def load(
     kv_memory: int | None = None,
     max_context: int | None = None,
     fused: bool = True,
+    role: manifests.Role | None = None,
 ) -> LanguageModel:
-    """Loads a causal language model from a directory or a hub id.
+    """Loads a causal language model from a directory, a bundle or a hub id.
 
     dtype: a name, or "auto" for the checkpoint's own (float32 on a CPU when that is a half type, which CPUs run
     slowly). threads: torch's, for the whole process. kv_memory is in bytes, kv_slots in tokens; with neither, one
-    session of max_context (default: the model's own limit) fits. Raises UserError for what is missing or does not
-    fit, UnsupportedModel for a family or rope the packed forward cannot run exactly.
+    session of max_context (default: the model's own limit) fits. role: what a bundle must have been made for; its
+    checksums are compared. Raises UserError for what is missing, changed or does not fit, UnsupportedModel for a family
+    or rope the packed forward cannot run exactly.
     """
     if threads:
         torch.set_num_threads(threads)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device {device} was asked for, but torch finds no CUDA here")
     folder = local_folder(path)
-    config = _config(folder)
+    if manifests.is_bundle(folder):
+        max_context = _check_bundle(folder, role, max_context)
+    config = read_config(folder)
     check_family(config, max_context)
     module = _module(folder, config, _dtype(config, dtype, device)).to(device)
     return wrap(module, kv_slots=kv_slots, kv_memory=kv_memory, max_context=max_context, fused=fused, name=str(path))
@@ -93,6 +100,17 @@ def wrap(
     return model
 
 
+def _check_bundle(folder: Path, role: manifests.Role | None, max_context: int | None) -> int:
+    """Compares a bundle's checksums; returns the longest session it is for, or `max_context` where that is less."""
+    manifest = manifests.read(folder)
+    if manifest.runtime != "torch":
+        raise UserError(f"{folder} is a bundle for the runtime {manifest.runtime}, not for torch: name that runtime")
+    manifests.load(folder, role=role)
+    if max_context is not None and max_context > manifest.max_context:
+        raise UserError(f"max_context {max_context} is more than the bundle {folder} holds: {manifest.max_context}")
+    return max_context or manifest.max_context
+
+
 def local_folder(path: str | Path) -> Path:
     """The folder of a model: a local one as it is, a hub id's downloaded (or taken from the hub's own cache).
 
@@ -106,7 +124,7 @@ def local_folder(path: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        return Path(snapshot_download(str(path), allow_patterns=FILES))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is no directory here, and as a hub id it cannot be had: {reason}") from error
@@ -136,7 +154,8 @@ def check_family(config: Any, max_context: int | None = None) -> None:
             )
 
 
-def _config(path: Path) -> Any:
+def read_config(path: Path) -> Any:
+    """transformers' configuration of the language model in a folder. Raises UserError."""
     if not (path / "config.json").is_file():
         raise UserError(f"no model at {path}: the directory has no config.json")
     try:

@@ -48,6 +48,11 @@ class LanguageModel:
         self.arena.free(span)
 
     @torch.inference_mode()
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        """Copies the KV of the tokens `start … stop` from one span to the same places in another."""
+        self.arena.copy(source, target, start, stop)
+
+    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One pass over all segments: logits [sum of rows, vocabulary_size], in order.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -26,11 +26,13 @@ class Runtime(Protocol):
     rows: `any` when each session's KV may lie anywhere; `contiguous` when a batch must be neighbouring rows
         (then `ContiguousRows` in rows.py stands in front and does the moving).
     multi_token_batch: whether one batched forward takes several tokens a session.
+    forks: whether `copy` takes KV from one span to another, so that several continuations of a session can be drafted.
     """
 
     name: str
     rows: Literal["any", "contiguous"]
     multi_token_batch: bool
+    forks: bool
     vocabulary_size: int
     max_context: int  # longest session in tokens
     kv_slots: int  # token slots of all sessions together
@@ -44,6 +46,9 @@ class Runtime(Protocol):
     def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
         """One pass over all segments; one row of `width` candidates for each row that they ask for, in order."""
 
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        """Copies the KV of the tokens `start … stop` to the same places of another span; only where `forks`."""
+
     def move(self, from_row: int, to_row: int) -> None:
         """Copies a KV row over another one; only where `rows` is contiguous."""
 
@@ -56,6 +61,7 @@ class PackedRuntime:
 
     rows: Literal["any", "contiguous"] = "any"
     multi_token_batch = True
+    forks = True
 
     def __init__(self, model: PackedModel, vocabulary_size: int | None = None) -> None:
         self.name = model.name
@@ -63,6 +69,7 @@ class PackedRuntime:
         self.max_context = model.max_context
         self.kv_slots = model.kv_slots
         self._model = model
+        self.lap: Callable[[], None] | None = None  # to be called when the model is through
 
     def allocate(self, length: int) -> Span | None:
         return self._model.allocate(length)
@@ -71,7 +78,13 @@ class PackedRuntime:
         self._model.free(span)
 
     def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
-        return top_of(self._model.forward(segments)[:, : self.vocabulary_size], width)
+        logits = self._model.forward(segments)
+        if self.lap is not None:
+            self.lap()
+        return top_of(logits[:, : self.vocabulary_size], width)
+
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        self._model.copy(source, target, start, stop)
 
     def move(self, from_row: int, to_row: int) -> None:
         """Never called where rows is `any`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.core.model import Span
 from paceline.core.rejection import certain
@@ -47,6 +47,7 @@ class NGram:
     name = "ngram"
     keeps_tail = False  # after the first proposals came true, a longer or later match may say otherwise
     keeps_kv = False
+    forks = False
     kv_slots = 1 << 62  # none are needed
     quick = 256
     reads_together = True
@@ -61,6 +62,12 @@ class NGram:
 
     def free(self, span: Span) -> None:
         """Nothing is held."""
+
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        raise ValueError("n-grams are looked up in one text")
+
+    def observe(self, lap: Callable[[], None]) -> None:
+        """There are no parts to tell apart."""
 
     def advance(self, sessions: Sequence[Session]) -> list[Session]:
         for session in sessions:

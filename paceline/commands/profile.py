@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.commands.options import Json
+from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.profiling import Measured
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or a hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a bundle, or a hub id.")],
     device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:0.")] = "cpu",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
@@ -33,7 +37,7 @@ def profile(
 
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
-    loaded = _load(model, device, dtype, threads, sessions, context + draft_length + 1)
+    loaded, drafts_only = _load(model, device, dtype, threads, sessions, context + draft_length + 1)
     done = 0
 
     def progress(count: int) -> None:
@@ -47,7 +51,7 @@ def profile(
         RealClock(),
         context=context,
         sessions=sessions,
-        draft_length=draft_length,
+        draft_length=None if drafts_only else draft_length,
         repeats=repeats,
         progress=progress,
     )
@@ -69,11 +73,24 @@ def profile(
     typer.echo(f"written to {out}", err=True)
 
 
-def _load(model: str, device: str, dtype: str, threads: int | None, sessions: int, length: int):  # type: ignore[no-untyped-def]
+def _load(
+    model: str, device: str, dtype: str, threads: int | None, sessions: int, length: int
+) -> tuple[Measured, bool]:
+    """What is measured, and whether it is a drafter's graph, which verifies nothing."""
+    folder = Path(model)
+    if manifests.is_bundle(folder) and (runtime := manifests.read(folder).runtime) != "torch":
+        from paceline.edge.rows import ContiguousRows
+        from paceline.edge.runtimes.bundle import load_runtime
+
+        if dtype != "auto":
+            raise UserError(f"--dtype {dtype}: the graph of {model} has the type that it was exported with")
+        graph = load_runtime(runtime, folder, device=device, threads=threads, max_sessions=sessions)
+        return (ContiguousRows(graph) if graph.rows == "contiguous" else graph), True
     from paceline.core.lm.arena import PAGE
     from paceline.core.lm.loading import load
     from paceline.profiling import CHUNK
 
     longest = max(length, CHUNK + 32)
     slots = sessions * -(-longest // PAGE) * PAGE
-    return load(model, device=device, dtype=dtype, threads=threads, kv_slots=slots, max_context=longest)
+    torch_model = load(model, device=device, dtype=dtype, threads=threads, kv_slots=slots, max_context=longest)
+    return torch_model, False

@@ -25,6 +25,11 @@ def show(report: dict[str, Any]) -> None:
         title = f"{output['target']} · {times} · ended by {output['finish_reason']}"
         console.print(Panel(text, title=Text(title), title_align="left", border_style="dim"))
     console.print(_targets(report))
+    for target in report["targets"]:
+        if (ahead := target["draft_ahead"]) and ahead["rounds"]:
+            late = 100 * ahead["late"] / ahead["rounds"]
+            share = f"{100 * ahead['hit_rate']:.0f} % of {ahead['rounds']} rounds had their draft made ahead"
+            console.print(f"{target['name']}: {share}, for {late:.0f} % it came late.", style="dim")
     if report["drafters"]:
         console.print(_drafters(report))
         console.print(LEGEND, style="dim")

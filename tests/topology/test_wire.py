@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.errors import WireError
 from paceline.core.sampling import Sampling
 from paceline.topology.wire import (
+    MAX_BRANCHES,
     MAX_DRAFT_LENGTH,
     MAX_FRAME_BYTES,
     MAX_ITEMS,
@@ -65,6 +66,13 @@ draft_item = st.builds(
     sampling=st.none() | sampling,
     prompt_length=position,
     limit=position,
+    branches=st.integers(0, MAX_BRANCHES),
+    taken=st.integers(0, MAX_DRAFT_LENGTH),
+)
+branches = st.lists(st.tuples(st.integers(0, MAX_DRAFT_LENGTH), u32, few_tokens), max_size=MAX_BRANCHES)
+empty_item = st.builds(DraftedItem, session=u64, status=st.just(0), held=position, position=position)
+sent_ahead = st.lists(st.tuples(empty_item, branches), max_size=5).map(
+    lambda pairs: Drafted(1, [one for one, _ in pairs], branches=[several for _, several in pairs])
 )
 drafted_item = st.builds(
     DraftedItem,
@@ -82,6 +90,7 @@ messages = st.one_of(
     st.builds(Welcome, u64, text, text, position, position, position, st.lists(text), text, u32, u32, text, text),
     st.builds(Draft, epoch=u64, items=st.lists(draft_item, max_size=5)),
     st.builds(Drafted, epoch=u64, items=st.lists(drafted_item, max_size=5), queue_us=position, draft_us=position),
+    sent_ahead,
     st.builds(Close, epoch=u64, sessions=st.lists(u64)),
     st.builds(Ping, time_us=u64, sessions=st.none() | st.lists(u64)),
     st.builds(Pong, time_us=u64, free_sessions=st.integers(-1, 2**31), clock_us=u64),
@@ -156,6 +165,10 @@ def draft(**fields: object) -> Draft:
     return Draft(epoch=1, items=[DraftItem(**values)])  # type: ignore[arg-type]
 
 
+def ahead(items: list[DraftedItem], branches: list[list[tuple[int, int, bytes]]]) -> Drafted:
+    return Drafted(1, items, branches=branches)
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -183,6 +196,15 @@ def draft(**fields: object) -> Draft:
         (Draft(1, 5 * draft(sampling=Sampling(logit_bias=dict.fromkeys(range(4000), 1.0))).items), "20000 logit"),
         (Drafted(epoch=1, items=[DraftedItem(1, 0, 0, 0, bytes(4 * MAX_DRAFT_LENGTH + 4))]), "length <= 64"),
         (Drafted(epoch=1, items=[DraftedItem(1, 0, -1, 0)]), ">= 0"),
+        (ahead([], [[]]), "branches of 1 sessions in a Drafted of 0"),
+        (ahead([DraftedItem(1, 0, 0, 0, bytes(4))], [[]]), "branches come alone"),
+        (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 2, b"abc")]]), "of 4 bytes each"),
+        (ahead([DraftedItem(1, 0, 0, 0)], [[(17, 2, b"")]]), "<= 16"),
+        (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 1 << 32, b"")]]), "<= 4294967295"),
+        (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 2, bytes(68))]]), "length <= 64"),
+        (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 2, b"")] * 17]), "length <= 16"),
+        (draft(branches=17), "<= 16"),
+        (draft(taken=17), "<= 16"),
         (Close(epoch=1, sessions=[3, -3]), ">= 0"),
         (Ping(time_us=1, sessions=list(range(70_000))), "length <= 65536"),
     ],

@@ -1,0 +1,134 @@
+"""The ONNX Runtime runtime: a bundle's graph over KV rows that it updates in place, nothing copied between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.core.manifest import Manifest
+from paceline.core.model import Segment, Span
+from paceline.edge.runtimes.base import TOP, Runtime, Top
+from paceline.edge.runtimes.bundle import GRAPH, open_bundle, rows_within
+from paceline.edge.runtimes.onnx_concat import ConcatRuntime
+from paceline.edge.runtimes.onnx_memory import DeviceRows, HostRows, RowMemory
+from paceline.edge.runtimes.onnx_session import device_index, open_session
+from paceline.edge.runtimes.onnx_step import Step
+
+BINDINGS = 512  # kept: one for each (first row, rows, tokens) of late
+INT64, ELEMENT_TYPES = 7, {"float32": 1, "float16": 10, "bfloat16": 16, "float64": 11}  # of onnx.TensorProto
+
+
+def load(
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    provider: str | None = None,
+    threads: int | None = None,
+    max_context: int | None = None,
+    max_sessions: int | None = None,
+    kv_memory: int | None = None,
+) -> Runtime:
+    """The runtime of a bundle made for onnxruntime, whatever its graph's profile. UserError for what does not fit.
+
+    max_context, max_sessions: default what the bundle was made for. kv_memory: bytes.
+    """
+    folder = Path(folder)
+    manifest = open_bundle(folder, "onnxruntime", max_context=max_context, max_sessions=max_sessions)
+    rows = rows_within(manifest, max_sessions or manifest.max_sessions, kv_memory)
+    session = open_session(folder / GRAPH, device=device, provider=provider, threads=threads)
+    context = max_context or manifest.max_context
+    if manifest.profile == "concat":
+        return ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
+    memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
+    return OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
+
+
+class OnnxRuntime:
+    """A graph that writes KV into the rows it is given. A batch is a window of neighbouring rows, bound by address.
+
+    The rows a batch is to have are arranged in front of it (`ContiguousRows`): `span.key` is the row.
+    """
+
+    rows: Literal["any", "contiguous"] = "contiguous"
+    forks = False
+
+    def __init__(
+        self, session: Any, manifest: Manifest, memory: RowMemory, rows: int, *, name: str, max_context: int
+    ) -> None:
+        self.name = name
+        self.multi_token_batch = manifest.multi_token_batch
+        self.vocabulary_size = manifest.vocabulary_size
+        self.max_context = max_context
+        self.kv_slots = rows * max_context
+        self._session = session
+        self._manifest = manifest
+        self._memory = memory
+        self._ends = [0] * rows  # where the last forward of each row ended
+        self._step = lru_cache(BINDINGS)(self._bind)
+
+    def allocate(self, length: int) -> Span | None:
+        raise ValueError("rows are given out in front of this runtime")
+
+    def free(self, span: Span) -> None:
+        raise ValueError("rows are given out in front of this runtime")
+
+    def copy(self, source: Span, target: Span, start: int, stop: int) -> None:
+        raise ValueError("this runtime moves whole rows only")
+
+    def move(self, from_row: int, to_row: int) -> None:
+        """Copies what a row holds over another one."""
+        self._memory.move(from_row, to_row, self._ends[from_row])
+        self._ends[to_row] = self._ends[from_row]
+
+    def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
+        """One row of candidates for each segment that asks for one; ValueError where it asks for more."""
+        tops = [self._run(window, width) for window in self._windows(segments)]
+        if len(tops) == 1:
+            return tops[0]
+        return Top(np.concatenate([top.ids for top in tops]), np.concatenate([top.logits for top in tops]))
+
+    def _windows(self, segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
+        """Mostly all at once; row by row where padding would write beyond a row's end."""
+        longest = max(len(segment.tokens) for segment in segments)
+        end = max(segment.start for segment in segments) + longest
+        if end <= self._manifest.max_context or len(segments) == 1:
+            yield segments
+        else:
+            for segment in segments:
+                yield (segment,)
+
+    def _run(self, segments: Sequence[Segment], width: int) -> Top:
+        tokens = max(len(segment.tokens) for segment in segments)
+        if tokens > 1 and len(segments) > 1 and not self.multi_token_batch:
+            raise ValueError(f"this graph takes one token a session in a batch, not {tokens}")
+        step = self._step(segments[0].span.key, len(segments), tokens)
+        for segment in segments:
+            end = segment.start + len(segment.tokens)
+            if end > self.max_context:
+                raise ValueError(f"tokens up to {end} of a session with room for {self.max_context}")
+            self._ends[segment.span.key] = end
+        step.fill(segments)
+        self._session.run_with_iobinding(step.binding)
+        return step.top(segments, width)
+
+    def _bind(self, first: int, rows: int, tokens: int) -> Step:
+        """A step over rows `first … first + rows`, its arrays and the rows' addresses bound."""
+        manifest, memory = self._manifest, self._memory
+        binding = self._session.io_binding()
+        step = Step(binding, rows, tokens, manifest.top_k)
+        for name, array in step.inputs.items():
+            binding.bind_input(name, "cpu", 0, INT64, array.shape, array.ctypes.data)
+        for name, answer in step.outputs.items():
+            binding.bind_output(name, "cpu", 0, answer.dtype.type, answer.shape, answer.ctypes.data)
+        shape = (rows, manifest.kv_heads, manifest.max_context, manifest.head_dim)
+        element = ELEMENT_TYPES[manifest.kv_dtype]
+        for layer in range(manifest.layers):
+            for cache, name in ((2 * layer, "key"), (2 * layer + 1, "value")):
+                place = (memory.device, memory.index, element, shape, memory.address(cache, first))
+                binding.bind_input(f"{name}.{layer}", *place)
+                binding.bind_output(f"{name}_out.{layer}", *place)
+        return step

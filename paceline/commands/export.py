@@ -1,0 +1,105 @@
+"""`paceline export`: a bundle for a drafter's runtime or for a target, checked before it counts as done."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paceline.commands.options import Json
+from paceline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.export.bundle import Report
+    from paceline.export.watch import Watch
+
+Role = Literal["drafter", "target"]
+RuntimeName = Literal["onnxruntime", "tensorrt", "torch"]
+Profile = Literal["gqa", "concat", "static-compat", "static-native"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+Quantization = Literal["int8", "int4"]
+
+
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or a hub id.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The bundle's folder; it must not be there yet.")],
+    role: Annotated[Role, typer.Option("--role", help="What the bundle is for.")] = "drafter",
+    runtime: Annotated[
+        RuntimeName | None,
+        typer.Option("--runtime", help="What will run it. Default: onnxruntime; torch for a target."),
+    ] = None,
+    profile: Annotated[
+        Profile | None,
+        typer.Option("--profile", help="How the graph keeps its KV. Default: gqa; static-compat for tensorrt."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option("--dtype", help="Default: float32; float16 for tensorrt; the model's own for torch."),
+    ] = None,
+    quantize: Annotated[Quantization | None, typer.Option("--quantize", help="Of weights, for onnxruntime.")] = None,
+    max_context: Annotated[
+        int | None,
+        typer.Option("--max-context", min=8, help="Longest session in tokens. Default: 2048; all for torch."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option("--max-sessions", min=1, help="Most sessions at a time.")] = 16,
+    texts: Annotated[
+        Path | None,
+        typer.Option("--texts", metavar="FILE.jsonl", help='Real text to compare on: lines with "text" or "prompt".'),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a bundle of a model; done only once it agrees with torch. Exit 1 when it does not, naming the layer."""
+    try:
+        from paceline.export.bundle import export as make
+        from paceline.export.request import Request
+    except ModuleNotFoundError as error:
+        if (error.name or "paceline").startswith("paceline"):
+            raise
+        raise UserError(
+            f"paceline export needs the package {error.name}; run: pip install 'paceline[export]'"
+        ) from None
+    request = Request(model, out, role, runtime, profile, dtype, quantize, max_context, max_sessions, texts, force)
+    with _interruptible():
+        report = make(request, _watch())
+    if as_json:
+        typer.echo(json.dumps(_as_dict(report), indent=2))
+    else:
+        from paceline.commands.export_output import show
+
+        show(report)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: what was begun is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _watch() -> Watch:
+    from paceline.commands.export_output import ProgressBar
+
+    return ProgressBar()
+
+
+def _as_dict(report: Report) -> dict[str, Any]:
+    return {
+        "out": str(report.out),
+        "seconds": {step: round(seconds, 3) for step, seconds in report.seconds.items()},
+        "sizes": report.sizes,
+        "manifest": report.manifest.model_dump(mode="json"),
+    }

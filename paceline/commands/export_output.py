@@ -1,0 +1,87 @@
+"""What `paceline export` shows: a bar while it works, then sizes, times and differences in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paceline.export.bundle import Report
+from paceline.export.watch import Watch
+
+
+class ProgressBar(Watch):
+    """One line on stderr for each step; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._console = Console(stderr=True)
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task: TaskID | None = None
+
+    def begin(self, step: str, total: int | None) -> None:
+        self._progress.start()
+        self._task = self._progress.add_task(step, total=total)
+
+    def advance(self, count: int) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, count)
+
+    def end(self) -> None:
+        if self._task is not None and self._progress.tasks[-1].total is None:
+            self._progress.update(self._task, total=1, completed=1)
+        self._progress.stop()
+
+
+def show(report: Report) -> None:
+    """The table, and what to do next."""
+    manifest = report.manifest
+    kind = " ".join(filter(None, [manifest.runtime, manifest.profile, manifest.weight_dtype, manifest.quantization]))
+    table = Table(
+        title=f"{manifest.model.name}: {manifest.role} bundle, {kind}", show_header=False, title_justify="left"
+    )
+    for name, size in sorted(report.sizes.items(), key=lambda item: -item[1])[:4]:
+        table.add_row(name, f"{size / 2**20:.1f} MiB")
+    table.add_row("all files", f"{sum(report.sizes.values()) / 2**20:.1f} MiB")
+    table.add_section()
+    for step, seconds in report.seconds.items():
+        table.add_row(step, f"{seconds:.1f} s")
+    if manifest.parity:
+        table.add_section()
+        for words, value in _differences(manifest.parity):
+            table.add_row(words, value)
+    table.add_section()
+    table.add_row("sessions", f"{manifest.max_sessions} of up to {manifest.max_context} tokens")
+    table.add_row("licence", ", ".join(manifest.licences) or "none beside the model")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"{report.out} is done.{_next(report)}", markup=False, soft_wrap=True)
+
+
+def _differences(parity: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("compared", f"{parity['subject']} with {parity['reference']}, {parity['steps']} steps"),
+        ("largest difference of a logit", f"{parity['max_difference']:.2g}"),
+        ("the same, in standard deviations", f"{parity['logit_difference']:.2g}"),
+        ("keys and values, likewise", f"{parity['kv_difference']:.2g}"),
+        ("same likeliest token on real text", f"{parity['top1_agreement']:.1%} of {parity['text_positions']}"),
+        ("same proposal at temperature", _shares(parity["agreement"])),
+    ]
+    before = parity.get("before_quantization")
+    return [*rows, ("before it was quantised", _shares(before["agreement"]))] if before else rows
+
+
+def _shares(agreement: dict[str, float]) -> str:
+    return ", ".join(f"{temperature}: {share:.1%}" for temperature, share in agreement.items())
+
+
+def _next(report: Report) -> str:
+    manifest = report.manifest
+    if manifest.runtime == "tensorrt":
+        return f" Build its engine on the machine that will run it: paceline engine {report.out}"
+    if manifest.role == "drafter":
+        return f" In a topology: {{model: {report.out}, runtime: {manifest.runtime}}}"
+    return f" In a topology: {{model: {report.out}}}"

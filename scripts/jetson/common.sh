@@ -1,0 +1,107 @@
+# shellcheck shell=bash disable=SC2034 # what is set here is read by the scripts that source this
+# Sourced by flash_jetson.sh, provision_jetson.sh and on_device.sh: messages, the log, and commands that are run, or only
+# printed in a dry run. Messages go to stderr, the commands of a dry run to stdout.
+
+DRY_RUN=false
+LOG=/dev/null
+SECRET="" # a word that is never shown
+PROBLEMS=()
+
+say() {
+    printf '%s\n' "$*" >&2
+    printf '%s\n' "$*" >>"$LOG"
+}
+
+warn() { say "warning: $*"; }
+
+# fail TEXT: something went wrong (exit 1). wrong TEXT: the user's input is wrong (exit 2).
+fail() {
+    say "$*"
+    exit 1
+}
+
+wrong() {
+    say "$*"
+    exit 2
+}
+
+# problem TEXT: noted, so that all of them are told at once by stop_on_problems.
+problem() { PROBLEMS+=("$*"); }
+
+stop_on_problems() {
+    local text
+    [[ ${#PROBLEMS[@]} -gt 0 ]] || return 0
+    for text in "${PROBLEMS[@]}"; do
+        if $DRY_RUN; then say "would refuse: $text"; else say "$text"; fi
+    done
+    PROBLEMS=()
+    if ! $DRY_RUN; then exit 2; fi
+}
+
+# needs_value OPTION COUNT: an option that takes a value must not be the last word.
+needs_value() {
+    if [[ $2 -lt 2 ]]; then wrong "$1 needs a value; see --help."; fi
+}
+
+# The command as one would type it, with the secret hidden.
+quoted() {
+    local word line=""
+    for word in "$@"; do
+        if [[ -n "$SECRET" && "$word" == "$SECRET" ]]; then
+            word="********"
+        elif [[ ! "$word" =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
+            word="${word@Q}"
+        fi
+        line+="${line:+ }$word"
+    done
+    printf '%s' "$line"
+}
+
+# run COMMAND…: run and logged, or printed in a dry run. A failure of any kind is 1, as 2 is for the user's input.
+run() {
+    if $DRY_RUN; then
+        printf '%s\n' "$(quoted "$@")"
+        return
+    fi
+    say "+ $(quoted "$@")"
+    # stdin stays that of the script; what the command prints is shown and logged.
+    "$@" 2>&1 | tee -a "$LOG" || return 1
+}
+
+# as_root COMMAND…: run with sudo, unless this is root already.
+as_root() {
+    if $DRY_RUN || [[ $EUID -ne 0 ]]; then
+        run sudo "$@"
+    else
+        run "$@"
+    fi
+}
+
+# start_log FOLDER NAME: everything said from here on is also in FOLDER/NAME-TIME.log.
+start_log() {
+    if $DRY_RUN; then return; fi
+    mkdir -p "$1" || fail "Cannot make $1 for the log; name another folder with --state-dir."
+    LOG="$1/$2-$(date +%Y%m%d-%H%M%S).log"
+    : >"$LOG"
+}
+
+# confirm WORD QUESTION: goes on only when WORD is typed (or with --yes).
+confirm() {
+    local answer=""
+    if $DRY_RUN || $YES; then return; fi
+    printf '%s\nType %s to go on: ' "$2" "$1" >&2
+    read -r answer || true
+    if [[ "$answer" != "$1" ]]; then
+        wrong "Not confirmed: nothing was written. Type $1 when asked, or give --yes."
+    fi
+}
+
+# one_of WORD CHOICE…: whether WORD is one of the choices.
+one_of() {
+    local word="$1" choice
+    shift
+    for choice in "$@"; do
+        [[ "$choice" != "$word" ]] || return 0
+    done
+    return 1
+}

@@ -1,0 +1,95 @@
+"""`paceline export` as people and scripts call it, on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("transformers")
+
+from paceline import cli
+from paceline.core import manifest as manifests
+from paceline.export import graph
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAFTER, TARGET = str(ROOT / "models" / "tiny-drafter"), str(ROOT / "models" / "tiny-target")
+
+
+def test_a_person_gets_sizes_times_and_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One table, and how a topology names the bundle."""
+    assert cli.main(["export", DRAFTER, "--out", str(tmp_path / "out"), "--max-context", "64"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "tiny-drafter: drafter bundle, onnxruntime gqa float32", "model.onnx.data", "compare with torch",
+        "largest difference of a logit", "same proposal at temperature", "16 of up to 64 tokens",
+        f"{tmp_path / 'out'} is done. In a topology: {{model: {tmp_path / 'out'}, runtime: onnxruntime}}",
+    ):  # fmt: skip
+        assert words in out
+
+
+def test_a_script_gets_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest as it was written, sizes and seconds."""
+    command = ["export", TARGET, "--out", str(tmp_path / "out"), "--role", "target", "--dtype", "bfloat16", "--json"]
+    assert cli.main(command) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["manifest"] == manifests.load(tmp_path / "out").model_dump(mode="json")
+    assert (report["manifest"]["role"], report["manifest"]["weight_dtype"]) == ("target", "bfloat16")
+    assert report["sizes"]["model.safetensors"] > 3_789_504 * 2
+    assert set(report["seconds"]) == {"convert the weights", "checksums"}
+
+
+def test_mistakes_end_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that is not there, options that contradict each other, a value that does not exist."""
+    out = str(tmp_path / "out")
+    for arguments, words in (
+        (["./none", "--out", out], "no model at ./none: there is no such directory"),
+        ([TARGET, "--out", out, "--role", "target", "--quantize", "int8"], "--quantize int8 is for graphs"),
+        ([TARGET, "--out", out, "--profile", "paged"], "Invalid value for '--profile'"),
+    ):
+        assert cli.main(["export", *arguments]) == 2
+        assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_is_wrong_ends_with_1_naming_the_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph gets other weights than the model that it is compared with."""
+    right = graph.write
+
+    def wrong(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        weight = module.model.layers[1].self_attn.v_proj.weight
+        kept = weight.clone()
+        weight.mul_(1.1)
+        try:
+            return right(module, *arguments, **keywords)
+        finally:
+            weight.copy_(kept)
+
+    monkeypatch.setattr(graph, "write", wrong)
+    assert cli.main(["export", TARGET, "--out", str(tmp_path / "out"), "--max-context", "64"]) == 1
+    err = capsys.readouterr().err
+    assert "layer 1's values differ first" in err and "look at layer 1's value projection" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+def test_a_terminated_export_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM while it works, as a service manager or a timeout sends it."""
+    command = [sys.executable, "-m", "paceline", "export", TARGET, "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out.*.partial/model.onnx*")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130
+    assert list(tmp_path.iterdir()) == []
