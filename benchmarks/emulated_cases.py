@@ -16,7 +16,7 @@ from paceline.cloud.requests import Request
 from paceline.cloud.statistics import TargetStatistics
 from paceline.core.sampling import Sampling, choice_seed
 from paceline.topology.spec import Topology, parse_topology
-from paceline.virtual import Answer, VirtualTarget, VirtualWorld
+from paceline.virtual import Answer, VirtualWorld
 
 LANGUAGE = {"vocabulary_size": 64, "seed": 3}
 MORE_TOKENS = {1: 1.0, 8: 1.05, 64: 1.5, 256: 3.0}  # a pass over so many tokens, against one of one token
@@ -97,7 +97,9 @@ class Case:
         """
         world = VirtualWorld(self.topology(lanes, draft_length), self.rtt_ms / 1000.0)
         targets = list(world.targets.values())
-        self._submit(targets)
+        for number, target in enumerate(targets):
+            for request in self.requests(number):
+                target.submit(request)
         counts = [target.engine.statistics for target in targets]
 
         def emitted() -> int:
@@ -108,7 +110,7 @@ class Case:
         else:
             world.run(lambda: emitted() >= stretch[0])
         started, before = max(target.clock.now() for target in targets), [one.tokens for one in counts]
-        drafted, kept = _drafted(counts)
+        (drafted, kept), rounds = _drafted(counts), sum(one.rounds for one in counts)
         last = sum(before) + tokens if stretch is None else stretch[1]
         world.run(lambda: emitted() >= last)
         seconds = max(target.clock.now() for target in targets) - started
@@ -128,15 +130,17 @@ class Case:
             hit_rate=engine.drafting.ahead.hit_rate,
             verified=verified,
             accepted=accepted,
+            rounds_per_s=(sum(one.rounds for one in counts) - rounds) / seconds,
         )
 
-    def _submit(self, targets: Sequence[VirtualTarget]) -> None:
-        """Requests in flight for good: none ends within the window."""
-        for number, target in enumerate(targets):
-            for index in range(self.in_flight):
-                prompt = tuple(toy_prompts(1, 12, LANGUAGE["vocabulary_size"], first=16 * index)[0])
-                seed = choice_seed(number, index)
-                target.submit(Request(f"r{index}", prompt, Sampling(seed=seed, temperature=0.0), 8000))
+    def requests(self, number: int) -> list[Request]:
+        """Those of one target, in flight for good: none ends within the window."""
+        made = []
+        for index in range(self.in_flight):
+            prompt = tuple(toy_prompts(1, 12, LANGUAGE["vocabulary_size"], first=16 * index)[0])
+            sampling = Sampling(seed=choice_seed(number, index), temperature=0.0)
+            made.append(Request(f"r{index}", prompt, sampling, 8000))
+        return made
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class Window:
 
     each: tokens a second of every target. gaps_ms: between pieces. stretch: tokens of all targets at begin and end.
     hit_rate: how often a draft made ahead was there when it was needed, since the start. verified, accepted:
-    draft tokens.
+    draft tokens. rounds_per_s: of all sessions together.
     """
 
     each: list[float]
@@ -157,6 +161,7 @@ class Window:
     hit_rate: float
     verified: int
     accepted: int
+    rounds_per_s: float
 
     @property
     def rate(self) -> float:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from paceline.core.measured import Average
 from paceline.topology.wire import Branch, unpack_tokens
 
 LOOK_ROUNDS = 32  # of lanes; then it is judged
 LEAST_SHARE = 0.01  # of the time that lanes wait for drafts must be saved
+SECONDS_SEEN, FIRST_SECOND = 128, 0.4
 FIRST_REST, LONGEST_REST = 5.0, 60.0  # seconds without, after it did not pay
+
+
+class Branching(NamedTuple):
+    """Outcomes of a round that are drafted for ahead, and how often a second choice is right where the first is not."""
+
+    outcomes: int
+    second_choice: float
+
+
+NO_BRANCHES = Branching(0, 0.0)
 
 
 class Branches:
@@ -35,6 +47,14 @@ class Branches:
                 self._drafts[followed] = unpack_tokens(draft)
         return True
 
+    def second_was_right(self, tokens: array[int]) -> bool | None:
+        """Whether the token after the accepted ones is the one that was drafted for; None where nobody can say."""
+        emitted = tuple(tokens[self.position :])
+        pairs = enumerate(zip(emitted, self._proposal, strict=False))
+        right = next((place for place, (token, proposed) in pairs if token != proposed), None)
+        guesses = [] if right is None else [key for key in self._drafts if len(key) == right + 1]
+        return emitted[: len(guesses[0])] in guesses if guesses else None
+
     def draft(self, tokens: array[int]) -> array[int] | None:
         """The draft that was made for what has been committed since."""
         return self._drafts.get(tuple(tokens[self.position :])) if self._drafts else None
@@ -49,6 +69,7 @@ class AheadControl:
 
     def __init__(self) -> None:
         self.rounds = self.hits = self.late = 0  # of sessions, ever
+        self.second = Average(SECONDS_SEEN)  # share of rejections after which the second choice was right
         self._saved = Average(LOOK_ROUNDS)  # share of lanes' waiting
         self._looked = 0
         self._rest, self._rest_until = FIRST_REST, 0.0
@@ -56,6 +77,10 @@ class AheadControl:
     @property
     def hit_rate(self) -> float:
         return self.hits / self.rounds if self.rounds else 0.0
+
+    def branching(self, count: int, now: float) -> Branching:
+        """What the cost model has to know, where so many branches are asked for."""
+        return Branching(count if self.on(now) else 0, self.second.value if self.second.count else FIRST_SECOND)
 
     def on(self, now: float) -> bool:
         """Whether branches are to be asked for."""

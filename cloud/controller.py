@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paceline.cloud.agreement import Agreement, Prior, prior_of
+from paceline.cloud.ahead import NO_BRANCHES, Branching
 from paceline.cloud.drafters import DrafterState
 from paceline.cloud.sessions import Session
 from paceline.cloud.slips import Setting, Slips
-from paceline.core.costs import MAX_DRAFT_LENGTH, expected_tokens, round_seconds
+from paceline.core.costs import MAX_DRAFT_LENGTH, ahead_hit_rate, expected_tokens, round_seconds
 from paceline.core.measured import Curve
 from paceline.core.profile import StepTimes
 
@@ -105,7 +106,13 @@ class Controller:
             return self.freedom.draft_length
         return self.plan.length(self.agreement_of(session))
 
-    def decide(self, sessions: Sequence[Session], drafters: Iterable[DrafterState], now: float) -> Plan:
+    def decide(
+        self,
+        sessions: Sequence[Session],
+        drafters: Iterable[DrafterState],
+        now: float,
+        branching: Branching = NO_BRANCHES,
+    ) -> Plan:
         """The plan for the coming rounds; looked at anew every few rounds."""
         able = [drafter for drafter in drafters if drafter.reliable(now)]
         if not able:  # one pass over all is the quickest plain decoding
@@ -121,7 +128,8 @@ class Controller:
         self._rounds = 0
         self._prior = prior_of([session.drafts.agreement for session in sessions], self.agreement.value(Prior()))
         agreements = [self.agreement_of(session) for session in sessions]
-        outlook = _Outlook(self.verify.times(), known, agreements, self.plan, self._slips, free.verify_budget)
+        times, budget = self.verify.times(), free.verify_budget
+        outlook = _Outlook(times, known, agreements, self.plan, self._slips, budget, branching)
         setting = Setting(self.plan.lanes, self.plan.draft_length)
         self._slips.compare(setting, len(sessions), outlook.present_round(), now)
         self._change(outlook, now)
@@ -168,6 +176,7 @@ class _Outlook:
         present: Plan,
         slips: Slips,
         budget: int | None,
+        branching: Branching,
     ) -> None:
         self.sessions = len(agreements)
         self._verify = verify
@@ -177,6 +186,7 @@ class _Outlook:
         self._present = present
         self._slips = slips
         self._budget = math.inf if budget is None else float(budget)
+        self._branching = branching
 
     def rate(self, lanes: int, k: int) -> float:
         """Tokens a second of the target."""
@@ -226,10 +236,18 @@ class _Outlook:
     def _with_drafter(self, drafter: DrafterState, lanes: int, size: float, k: int, verify: float) -> float:
         """T of lanes that wait for this drafter. What others make them wait grows with k, for others choose alike."""
         if drafter.others < 0.5:
-            return _cycle(drafter, lanes, size, k, verify, 0.0)
+            return _cycle(drafter, lanes, size, k, verify, 0.0, self._hits(drafter, size, k))
         usual = drafter.drafted_length.value
         waiting = max(0.0, drafter.queue.value - self._own_queue(drafter)) * min(4.0, k / usual)
-        return _cycle(drafter, lanes, size, k, verify, waiting)
+        return _cycle(drafter, lanes, size, k, verify, waiting, self._hits(drafter, size, k))
+
+    def _hits(self, drafter: DrafterState, size: float, k: int) -> float:
+        """Share of a lane's rounds in which every session finds its draft made ahead."""
+        if not (self._branching.outcomes and drafter.forks):
+            return 0.0
+        agreement = math.fsum(self._agreements) / self.sessions
+        hits = ahead_hit_rate(agreement, self._branching.second_choice, k, self._branching.outcomes)
+        return float(hits ** max(1.0, size))
 
     def _own_queue(self, drafter: DrafterState) -> float:
         """How long a lane's Draft waits behind those of the target's own other lanes, as things are."""
@@ -240,10 +258,16 @@ class _Outlook:
         return max(0.0, _cycle(drafter, lanes, size, k, verify, 0.0) - max(alone, lanes * verify))
 
 
-def _cycle(drafter: DrafterState, lanes: int, size: float, k: int, verify: float, waiting: float) -> float:
-    """T of lanes at a drafter, which drafts for several of them together where they would else wait for one another."""
+def _cycle(
+    drafter: DrafterState, lanes: int, size: float, k: int, verify: float, waiting: float, hits: float = 0.0
+) -> float:
+    """T of lanes at a drafter, which drafts for several of them together where they would else wait for one another.
+
+    hits: share of their rounds whose drafts were made ahead.
+    """
     step, rtt = drafter.step.times(), drafter.rtt.value + waiting
-    alone = round_seconds(k * step.ms(size) / 1000.0, verify, rtt, lanes=lanes)
+    one = step.ms(size) / 1000.0
+    alone = round_seconds(k * one, verify, rtt, lanes=lanes, step=one, hits=hits)
     batch = drafter.together(lanes, size)
     if batch == 1:
         return alone

@@ -161,6 +161,12 @@ class DrafterState:
             self._measured_deadline = min(max(2 * self.arrivals.percentile(99), MIN_DEADLINE), MAX_DEADLINE)
         return self._measured_deadline
 
+    def patience(self, k: int) -> float:
+        """Seconds to wait for a draft of so many tokens: more than lately take longer, which is no failure."""
+        if self.fixed_deadline is not None:
+            return self.fixed_deadline
+        return min(max(self.deadline(), 2 * self.round_trip(k)[0]), MAX_DEADLINE)
+
 
 class Drafters:
     """All drafters of a target, in order of preference, and the policy by which sessions get theirs.

@@ -191,13 +191,15 @@ class Drafting:
                 continue
             if k and not drafter.suspect:
                 asked[session] = k
+                if (right := state.branches.second_was_right(session.tokens)) is not None:
+                    self.ahead.second.add(float(right))
                 saved += [] if state.saved is None else [state.saved]
                 state.saved = 0.0 if state.branches_asked else None
                 if take_branch(session, k, self._vocabulary_size):
                     state.taken, state.took, state.saved = len(state.proposal), 0.0, 1.0
                     continue
                 state.awaited = state.caught_up
-                patience = max(patience, drafter.deadline())
+                patience = max(patience, drafter.patience(k))
             elif now >= drafter.probe_at and (probe := k or self._probe_length(session, drafter)):
                 drafter.probe_at = now + PROBE_INTERVAL  # nobody waits for it; its answer says how things are
                 asked[session] = probe
@@ -321,7 +323,8 @@ class Drafting:
             if sent is not None and item.status == OK:
                 seconds = now - sent
                 session.drafts.took = seconds if session.drafts.awaited else 0.0
-                drafter.answered(seconds)
+                if session.drafts.wanted:  # else it only read what it was sent
+                    drafter.answered(seconds)
                 in_time = seconds <= patience
             session.drafts.log_probs, session.drafts.log_probs_from = chances, item.position
             if self._take(session, item, weights, drafter, now):

@@ -12,7 +12,6 @@ import queue
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from paceline.cloud.budget import drafts_to_verify
 from paceline.cloud.commit import Cut
@@ -20,6 +19,7 @@ from paceline.cloud.controller import Controller, Freedom, Plan
 from paceline.cloud.drafting import Drafting, DraftingConfig
 from paceline.cloud.events import Arrived, Cancel, Drain, Event, LinkDown, LinkUp, Reconfigure, Room, Submit
 from paceline.cloud.lanes import Lane, Lanes
+from paceline.cloud.passes import Pass, Round
 from paceline.cloud.proposals import clear
 from paceline.cloud.requests import Delta, Request
 from paceline.cloud.sessions import Session
@@ -45,22 +45,6 @@ class EngineConfig:
     max_sessions: int = 32
     prefill_chunk: int = 256
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
-
-
-class Pass(NamedTuple):
-    """A forward over a lane (or prompts alone) and what it found."""
-
-    lane: Lane | None
-    sessions: list[Session]
-    verified: list[Verified]
-
-
-class Round(NamedTuple):
-    """What a forward led to: one cut for each verified session, who ended, and who joined which lane."""
-
-    cuts: list[Cut]
-    ended: list[Session]
-    joined: list[tuple[Lane, Session]]
 
 
 class Engine:
@@ -367,7 +351,8 @@ class Engine:
 
     def _decide(self, now: float) -> Plan:
         decoding = [session for lane in self._lanes for session in lane.sessions]
-        return self.controller.decide(decoding, self.drafting.drafters.values(), now)
+        branching = self.drafting.ahead.branching(self.config.drafting.draft_ahead, now)
+        return self.controller.decide(decoding, self.drafting.drafters.values(), now, branching)
 
     def _end(self, sessions: Sequence[Session]) -> None:
         """Frees the sessions at both ends."""

@@ -82,17 +82,45 @@ def plain_seconds(verify: StepTimes, sessions: float) -> float:
 
 
 def round_seconds(
-    draft: float, verify: float, rtt: float, *, targets: float = 1, lanes: int = 1, batch: float = 1
+    draft: float,
+    verify: float,
+    rtt: float,
+    *,
+    targets: float = 1,
+    lanes: int = 1,
+    batch: float = 1,
+    step: float = 0.0,
+    hits: float = 0.0,
 ) -> float:
     """T = max(N·L·S/m, S + R, L·V): the drafter's turn, the lane's own way round, or the target's turn.
 
     draft: S of a step that holds `batch` lanes; rtt: up + down. For batch = 1 this is StarSD's cycle (arXiv
     2601.21622) and, for two lanes and one target, MineDraft's (arXiv 2603.18016). N·L/m is not rounded up: a
-    waiting lane joins at the next draft token, so batches have no common end.
+    waiting lane joins at the next draft token, so batches have no common end. step, hits: of `way_round_seconds`.
     """
     if draft <= 0.0:
         return lanes * verify
-    return max(targets * lanes * draft / batch, draft + rtt + verify, lanes * verify)
+    way = way_round_seconds(draft, verify, rtt, step=step, hits=hits)
+    return max(targets * lanes * draft / batch, way, lanes * verify)
+
+
+def ahead_hit_rate(agreement: float, second_choice: float, k: int, branches: int) -> float:
+    """How often one of the `branches` likeliest outcomes of a round of k draft tokens comes true (edge/ahead.py).
+
+    All k right and the token after them guessed, or one wrong and the second choice there right.
+    """
+    chances = [agreement**j * (1.0 - agreement) * second_choice for j in range(k)] + [agreement ** (k + 1)]
+    return math.fsum(sorted(chances, reverse=True)[:branches]) if k else 0.0
+
+
+def way_round_seconds(draft: float, verify: float, rtt: float, *, step: float = 0.0, hits: float = 0.0) -> float:
+    """S + R, a lane's own way round, on average where `hits` of its rounds find their draft made ahead.
+
+    Those last V, or until the branch is there: it is begun when the last proposals have left, or, after another hit,
+    when the Draft that says so has come. The others meet half a step under way, on average.
+    """
+    whole = draft + rtt + verify
+    return hits * min(whole, max(verify, draft + hits * rtt)) + (1.0 - hits) * (whole + (step / 2 if hits else 0.0))
 
 
 def full_targets(draft: float, verify: float, rtt: float, *, lanes: int = 1) -> int:

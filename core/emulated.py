@@ -21,6 +21,8 @@ from paceline.core.profile import StepTimes
 from paceline.core.sampling import GOLDEN, MASK64, gumbel, mix, signed
 from paceline.core.vocabulary import Vocabulary
 
+MOST_LATE = 1e-3  # seconds that the next pass makes up for
+
 
 @dataclass(frozen=True)
 class ToyLanguage:
@@ -125,6 +127,7 @@ class ToyModel:
         self._clock = clock or RealClock()
         self._keys = itertools.count(1)
         self._used = 0
+        self._late = 0.0  # seconds that the last pass took too long: sleeping is never exact
         self._states: dict[int, list[int]] = {}
 
     def allocate(self, length: int) -> Span | None:
@@ -156,10 +159,11 @@ class ToyModel:
             wanted += states
             texts += [self._states[segment.span.key][1]] * len(states)
         logits = self.language.rows(wanted, texts) if wanted else np.zeros((0, self.vocabulary_size))
-        due = started + self._pace.seconds(sum(len(segment.tokens) for segment in segments), len(segments))
+        due = started - self._late + self._pace.seconds(sum(len(segment.tokens) for segment in segments), len(segments))
         remaining = due - self._clock.now()
         if remaining > 0:
             self._clock.sleep(remaining)
+        self._late = min(max(0.0, self._clock.now() - due), MOST_LATE)
         return logits
 
     def _extend(self, segment: Segment) -> list[int]:

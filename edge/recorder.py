@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RING_RECORDS = 1 << 14  # of each ring: at 10 000 steps a second they hold more than a second and a half
 FLUSH_SECONDS = 0.5
+NOTHING = 0, b"", -1, 0  # a note on a session of which nothing is known
 FILE_BYTES = 16 << 20  # then the file becomes NAME.rec.1; both together are twice that at the most
 
 
@@ -93,14 +94,12 @@ class Recorder:
 
     # --- rounds
 
-    def arrived(self, session: Session) -> None:
+    def arrived(self, session: Session, k: int) -> None:
         """A Draft of the session was applied: it tells how many of the last proposals the target accepted."""
-        note = session.note
-        if note is None:
-            return
-        position, proposals, revealed = note
-        if revealed < 0 and len(session.committed) > position:
-            session.note = position, proposals, _accepted(session.committed[position:], proposals)
+        position, proposals, revealed, _ = session.note or NOTHING
+        if proposals and revealed < 0 and len(session.committed) > position:
+            revealed = _accepted(session.committed[position:], proposals)
+        session.note = position, proposals, revealed, k
 
     def taken(self, session: Session, count: int) -> None:
         """The target verifies so many proposals that it was sent ahead: a round without a message."""
@@ -135,13 +134,13 @@ class Recorder:
     ) -> None:
         received, queue, work, want, revealed = answered, 0.0, 0.0, 0, -1
         proposed = len(item.tokens) >> 2
-        if session is not None:
-            received, started, want = session.received_at, session.started_at, session.want
-            if started >= received:
-                queue, work = started - received, answered - started
-            if session.note is not None:
-                revealed = session.note[2]
-            session.note = (item.position, item.tokens, -1) if proposed else None
+        if session is not None and item.status != Status.UNKNOWN:  # then its times are of an earlier Draft
+            received, started = session.received_at, session.started_at
+            if started < received:  # no forward was needed
+                started = answered
+            queue, work = started - received, answered - started
+            revealed, want = (session.note or NOTHING)[2:]
+            session.note = item.position, item.tokens, -1, want
         self.rounds.add(
             received, queue, work, encode, send, item.session, item.held, target, items,
             want, proposed, revealed, item.status,
@@ -252,11 +251,12 @@ class RecordingFile:
     def _begin(self) -> None:
         """A new file; the one before it is kept beside it."""
         assert self._sensors is not None
-        if self.path.exists():
-            self.path.replace(self.path.with_name(self.path.name + ".1"))
-        self._size = 0
         part = {"part": self._part + 1, "sensors": self._sensors.about}
         first = json_block(b"INFO", {**self._info, **part, **self._about()})
-        self.path.write_bytes(first)
+        partial = self.path.with_suffix(".partial-rec")
+        partial.write_bytes(first)
+        if self.path.exists():
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+        partial.replace(self.path)
         self._size = len(first)
         self._part += 1

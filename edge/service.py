@@ -196,7 +196,7 @@ class DrafterService:
             taken = self.sessions.take(peer.name, item, now)
             if isinstance(taken, Session):
                 if self._recorder is not None:
-                    self._recorder.arrived(taken)
+                    self._recorder.arrived(taken, item.k)
                 self._ahead.settle(taken)
                 taken = self._schedule(peer, taken, item, number, came)
             if taken is not None:

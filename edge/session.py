@@ -72,7 +72,7 @@ class Session:
     check: int = 0
     branches: int = 0
     plan: Any = None
-    note: tuple[int, bytes, int] | None = None  # the recorder's: position and tokens proposed, and how many were right
+    note: tuple[int, bytes, int, int] | None = None  # the recorder's: what was proposed where, how much was right, k
     forks: list[Fork] = field(default_factory=list)
     rewrites: int = 0  # how often committed tokens were not what they had been
     used_at: float = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core import manifest as manifests
 from paceline.core.manifest import Manifest
 from paceline.export.checkpoint import weights
-from paceline.export.drafter import build_drafter, write_checkpoint
+from paceline.export.drafter import DrafterBuild, write_checkpoint
 from paceline.export.request import Request, Resolved, resolve
 from paceline.export.source import Source
 from paceline.export.staging import check_place, check_space, staged
@@ -43,10 +43,9 @@ def export(request: Request, watch: Watch) -> Report:
     with staged(request.out) as folder:
         if request.role == "target":
             write_checkpoint(order, source, folder, watch)
-            source.write_config(folder, order.dtype)
             parts: dict[str, Any] = {}
         else:
-            parts = build_drafter(order, source, folder, watch)
+            parts = DrafterBuild(order, source, folder, watch).run()
         source.copy_tokenizer(folder)
         licences = source.copy_licences(folder)
         manifest = _sealed(order, source, folder, {**parts, "licences": licences}, watch)

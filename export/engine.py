@@ -32,6 +32,7 @@ from paceline.export.engine_room import check_room
 from paceline.topology.spec_values import cache_folder
 
 PROFILES = ("static-native", "static-compat")
+DEFAULT_SHAPES = EngineShapes()
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def build_engine(
     *,
     library: Library = "tensorrt",
     device: str = "cuda:0",
-    shapes: EngineShapes | None = None,
+    shapes: EngineShapes = DEFAULT_SHAPES,
     check_memory: bool = True,
     progress: Progress = lambda phase, share: None,
 ) -> BuiltEngine:
@@ -68,12 +69,12 @@ def build_engine(
     key = key_here(library, trt.__version__, _architecture(library, device), graph_checksum(manifest))
     weights = sum((folder / name).stat().st_size for name in manifest.files if name.endswith((".onnx", ".data")))
     if check_memory:
-        check_room(folder, weights)
+        check_room(folder, weights, library)
     began = time.monotonic()
     plan, layers = build_plan(
         trt,
         folder / GRAPH,
-        (shapes or EngineShapes(rows=min(8, manifest.max_sessions))).profiles(manifest.max_context),
+        shapes.profiles(manifest),
         timing_cache=_timing_cache(key),
         progress=progress,
     )
@@ -104,8 +105,8 @@ def build_plan(
     monitor = config.progress_monitor = monitor_of(trt, progress)
     logger.errors.clear()
     plan = builder.build_serialized_network(network, config)
-    if monitor.stopped:
-        raise KeyboardInterrupt
+    if monitor.error is not None:
+        raise monitor.error
     if plan is None:
         advice = "; --profile static-compat builds everywhere" if "KV_CACHE_UPDATE" in layers else ""
         raise UserError(f"TensorRT {trt.__version__} could not build {graph}: {_words(logger)}{advice}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -65,7 +66,7 @@ def can_check(manifest: Manifest, device: str) -> None:
     if manifest.weight_dtype == "bfloat16":
         raise UserError("onnxruntime has no bfloat16 on the CPU to compare the engine with: --no-check builds without")
     try:
-        Cuda(device_index(device))
+        Cuda(device_index(device)).close()
     except UserError as error:
         raise UserError(f"the engine could not be run and compared here ({error}): --no-check builds without") from None
 
@@ -162,11 +163,13 @@ def check_engine(
     """Runs the engine just built beside `reference`. One that differs, or does not run, is taken out of the bundle."""
     agreement: Agreement | None = None
     try:
-        manifest, engine, cuda = open_engine(folder, device)
-        runtime = TensorRtRuntime(manifest, engine, cuda, rows=ROWS)
-        texts = read_texts(folder)
-        total, done = count(manifest, texts), itertools.count(1)
-        agreement = compare(runtime, reference, manifest, texts, lambda: progress(next(done) / total))
+        manifest = manifests.read(folder)
+        engine, cuda = open_engine(folder, manifest, device)
+        with closing(cuda):
+            runtime = TensorRtRuntime(manifest, engine, cuda, rows=ROWS)
+            texts = read_texts(folder)
+            total, done = count(manifest, texts), itertools.count(1)
+            agreement = compare(runtime, reference, manifest, texts, lambda: progress(next(done) / total))
         return agreement
     finally:
         _settle(folder, built.path, agreement)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.manifest import Manifest
 from paceline.edge.runtimes.tensorrt_steps import Profile
 from paceline.export.engine_room import available_memory
 
@@ -21,13 +22,14 @@ MOST_WORKSPACE = 1 << 30  # drafters are small; on a Jetson it is taken from eve
 class EngineShapes:
     """rows: most sessions in a batched step. tokens: most new tokens of each. chunk: most of a prompt in one step."""
 
-    rows: int = 8
+    rows: int | None = None  # 8, or as many as the bundle has sessions
     tokens: int = 32  # what a drafter catches up with in a batch
     chunk: int = 256
 
-    def profiles(self, max_context: int) -> tuple[Profile, Profile]:
+    def profiles(self, manifest: Manifest) -> tuple[Profile, Profile]:
         """One for batched steps, one for prompts."""
-        return Profile(self.rows, min(self.tokens, max_context)), Profile(1, min(self.chunk, max_context))
+        rows, longest = self.rows or min(8, manifest.max_sessions), manifest.max_context
+        return Profile(rows, min(self.tokens, longest)), Profile(1, min(self.chunk, longest))
 
 
 def configure(
@@ -75,30 +77,34 @@ def keep_timings(config: Any, timing_cache: Path) -> None:
 
 
 def monitor_of(trt: Any, progress: Progress) -> Any:
-    """Tells `progress` of the outermost phases. Ctrl-C ends the build at its next step; `stopped` says that it did."""
+    """Tells `progress` of the outermost phases. What it raises, Ctrl-C too, ends the build at the next step and is kept
+    in `error`: an exception must not travel through TensorRT."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # has no type
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
-            self.stopped = False
+            self.error: BaseException | None = None
             self._steps: dict[str, int] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if parent_phase is None:
                 self._steps[phase_name] = num_steps
-                progress(phase_name, 0.0)
+                self._tell(phase_name, 0.0)
 
         def phase_finish(self, phase_name: str) -> None:
             if self._steps.pop(phase_name, None):
-                progress(phase_name, 1.0)
+                self._tell(phase_name, 1.0)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            try:  # an exception must not travel through TensorRT
-                if phase_name in self._steps:
-                    progress(phase_name, (step + 1) / self._steps[phase_name])
-            except KeyboardInterrupt:
-                self.stopped = True
-            return not self.stopped
+            if phase_name in self._steps:
+                self._tell(phase_name, (step + 1) / self._steps[phase_name])
+            return self.error is None
+
+        def _tell(self, phase: str, share: float) -> None:
+            try:
+                progress(phase, share)
+            except (Exception, KeyboardInterrupt) as error:
+                self.error = error
 
     return Monitor()
 

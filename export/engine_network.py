@@ -20,10 +20,9 @@ def parse(trt: Any, builder: Any, path: Path) -> Any:
     if not parser.parse_from_file(str(path)):
         problems = [_in_words(parser.get_error(index)) for index in range(parser.num_errors)]
         told = "; ".join(problems or logger.errors) or "no reason was given"
-        raise UserError(
-            f"TensorRT {trt.__version__} cannot read {path}: {told}. A graph with TensorScatter needs TensorRT 10.15;"
-            " --profile static-compat runs on 10.3"
-        )
+        is_native = "TensorScatter" in told or "Attention" in told
+        advice = "; --profile static-native needs TensorRT 10.15, static-compat does not" if is_native else ""
+        raise UserError(f"TensorRT {trt.__version__} cannot read {path}: {told}{advice}")
     _check_in_place(network)
     _allow_decomposition(trt, network)
     return network

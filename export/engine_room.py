@@ -6,21 +6,25 @@ import shutil
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.edge.runtimes.tensorrt_library import Library
 
-MEMORY_FACTOR = 4  # × the weights: TensorRT's copy, the tactics it tries, the plan
+# × the weights: TensorRT's copies, the kernels that it makes or tries, the plan.
+# tensorrt takes 3 to 4 as a rule; tensorrt_rtx took 6.1 for 134 million parameters in float16.
+MEMORY_FACTOR: dict[Library, int] = {"tensorrt": 4, "tensorrt_rtx": 6}
 MEMORY_BASE = 1 << 30  # CUDA's and TensorRT's own
 DISK_FACTOR = 2  # × the weights: the plan, and the one that it replaces
 MEMINFO = Path("/proc/meminfo")
 GIB = float(1 << 30)
 
 
-def check_room(folder: Path, weights: int, meminfo: Path = MEMINFO) -> None:
+def check_room(folder: Path, weights: int, library: Library, meminfo: Path = MEMINFO) -> None:
     """Bytes of the graph with its weights against this machine's memory and disk. UserError with the arithmetic."""
-    needed = MEMORY_FACTOR * weights + MEMORY_BASE
+    factor = MEMORY_FACTOR[library]
+    needed = factor * weights + MEMORY_BASE
     available = available_memory(meminfo)
     if available is not None and available < needed:
         raise UserError(
-            f"building needs about {needed / GIB:.1f} GiB of memory ({MEMORY_FACTOR} × {weights / GIB:.2f} GiB of"
+            f"building needs about {needed / GIB:.1f} GiB of memory ({factor} × {weights / GIB:.2f} GiB of"
             f" weights + {MEMORY_BASE / GIB:.0f} GiB), and {available / GIB:.1f} GiB are available: stop other programs"
             " (a desktop takes 1 GiB: sudo systemctl isolate multi-user.target), or add swap; --ignore-memory tries"
             " anyway"

@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +49,11 @@ class Verified:
 def environment(library: Library, device: str) -> dict[str, str]:
     """Card, versions, memory. UserError when the library or the card is missing."""
     trt = import_library(library)
-    cuda = Cuda(device_index(device))
-    free, total = cuda.free_memory()
+    with closing(Cuda(device_index(device))) as cuda:
+        free, total = cuda.free_memory()
+        card = f"{cuda.name}, {cuda.architecture}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     return {
-        "card": f"{cuda.name}, {cuda.architecture}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
+        "card": card,
         library: trt.__version__,
         "Jetson Linux": jetpack() or "no",
         "machine": f"{platform.machine()}, {platform.release()}, Python {platform.python_version()}",
@@ -64,15 +66,18 @@ def verify(folder: Path, library: Library, device: str, progress: Progress = lam
     reference = graph_runtime(folder, manifest)
     built = build_engine(folder, library=library, device=device, progress=progress)
     agreement = check_engine(folder, built, reference, device, lambda share: progress("Comparing", share))
-    manifest, engine, cuda = open_engine(folder, device)
-    rows = max(profile.rows for profile in engine.profiles)
-    plain = TensorRtRuntime(manifest, engine, cuda, rows=rows + 1, graphs=False)
-    graphed = TensorRtRuntime(manifest, engine, cuda, rows=rows + 1)
-    sizes = [(r, t) for r, t in TIMED if r <= rows and t <= manifest.max_context // 2]
+    manifest = manifests.read(folder)  # with the engine
+    engine, cuda = open_engine(folder, manifest, device)
+    most = max(profile.rows for profile in engine.profiles)
+    sizes = [(rows, tokens) for rows, tokens in TIMED if rows <= most and tokens <= manifest.max_context // 2]
     times = []
-    for index, (r, t) in enumerate(sizes):
-        progress("Timing", index / len(sizes))
-        times.append(StepTime(r, t, *time_steps((plain, graphed), r, t)))
+    with closing(cuda):
+        plain, graphed = (
+            TensorRtRuntime(manifest, engine, cuda, rows=most + 1, graphs=graphs) for graphs in (False, True)
+        )
+        for index, (rows, tokens) in enumerate(sizes):
+            progress("Timing", index / len(sizes))
+            times.append(StepTime(rows, tokens, *time_steps((plain, graphed), rows, tokens)))
     return Verified(f"{manifest.profile} {manifest.weight_dtype}", built, agreement, times, graphed.graphs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+ROWS = 4  # that both sides of a comparison need
 CHUNK = 256  # tokens of a prompt that the drafter reads in one step
 PROMPT = 24
 

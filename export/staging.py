@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.core import manifest as manifests
@@ -14,8 +14,6 @@ from paceline.core.errors import UserError
 
 def check_place(out: Path, force: bool) -> None:
     """Raises UserError unless a bundle may be put at `out`: nothing is there, or with `force` an older bundle."""
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or not manifests.is_bundle(out):
@@ -26,7 +24,7 @@ def check_place(out: Path, force: bool) -> None:
 
 def check_space(out: Path, needed: int) -> None:
     """Raises UserError, with the arithmetic, unless `needed` bytes are free where `out` will be."""
-    free = shutil.disk_usage(out.parent).free
+    free = shutil.disk_usage(next(folder for folder in out.absolute().parents if folder.is_dir())).free
     if needed > free:
         raise UserError(f"--out {out}: about {needed / 2**20:.0f} MiB are needed, and {free / 2**20:.0f} MiB are free")
 
@@ -35,18 +33,26 @@ def check_space(out: Path, needed: int) -> None:
 def staged(out: Path) -> Iterator[Path]:
     """An empty folder that becomes `out` when the block ends well; whatever ends it otherwise leaves nothing.
 
-    What killed exports of the same place left is removed as well.
+    Folders above it are made when they are missing. What killed exports of the same place left is removed as well.
     """
     for left in out.parent.glob(f".{out.name}.*.partial"):
         if not _is_alive(left.name.split(".")[-2]):
             shutil.rmtree(left, ignore_errors=True)
+    missing = [above for above in out.parents if not above.exists()]
     folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    folder.mkdir()
     try:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"--out {out} cannot be made: {error.strerror}") from None
         yield folder
         _put(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if not out.exists():
+            for above in missing:
+                with suppress(OSError):  # not ours alone any more
+                    above.rmdir()
 
 
 def _put(folder: Path, out: Path) -> None:

@@ -38,9 +38,17 @@ class Load:
         return max(1, min(self.lanes, math.ceil(self.sessions - 1e-9)))
 
     @property
+    def verified(self) -> float:
+        """Draft tokens of a session in a pass: k, or what a budget has room for if it is shared out evenly."""
+        budget = self.group.verify_budget
+        if budget is None or not self.drafted:
+            return float(self.k)
+        return min(float(self.k), budget * self.filled / self.drafted)
+
+    @property
     def tokens(self) -> float:
         """Of one pass of the target."""
-        return (self.sessions + self.drafted * self.k) / self.filled
+        return (self.sessions + self.drafted * self.verified) / self.filled
 
     @property
     def verify(self) -> float:

@@ -62,6 +62,7 @@ class Group:
     weight: float
     policy: Literal["failover", "spread"]
     deadline: float | None
+    verify_budget: int | None = None
 
     @property
     def decoding(self) -> int:
@@ -183,6 +184,7 @@ def _group(
         weight=target.weight,
         policy=target.drafters.policy,
         deadline=target.deadline,
+        verify_budget=target.verify_budget,
     )
 
 

@@ -17,6 +17,7 @@ from paceline.topology.simulation_world import (
 
 REQUESTS = 12  # each request in flight is followed by so many, the first of which is warm-up
 FOREVER = 1e6  # seconds
+JITTER = 2e-5  # seconds that messages are late, on average: nodes that always meet at the same instant are no model
 MOST_ROUNDS = 20_000  # of all lanes: what a fraction of a second allows
 
 
@@ -50,7 +51,7 @@ def world(
         target = _target(group, setting, order, inputs, requests)
         targets += [target] * group.count
     drafters = tuple(_drafter(drafter) for drafter in inputs.drafters.values())
-    return World(drafters, tuple(targets), seconds=seconds, warm_up=warm_up, seed=seed)
+    return World(drafters, tuple(targets), seconds=seconds, warm_up=warm_up, jitter=JITTER, seed=seed)
 
 
 def _drafter(drafter: DrafterTimes) -> SimulatedDrafter:
@@ -79,6 +80,7 @@ def _target(
         prefill_chunk=group.prefill_chunk,
         weight=group.weight,
         deadline=group.deadline,
+        verify_budget=group.verify_budget,
         requests=Requests(((conditions.prompt_tokens, conditions.output_tokens),), group.in_flight, count=requests),
         group=group.names[0],
     )

@@ -71,7 +71,7 @@ def _load(group: Group, setting: Setting, held: Mapping[str, float]) -> Load:
 
 
 def _of(load: Load, setting: Setting, cycle: Cycle) -> Steady:
-    acceptance = expected_tokens(load.group.agreement, load.k)
+    acceptance = expected_tokens(load.group.agreement, load.verified)
     tokens = load.drafted * acceptance + load.sessions - load.drafted
     return Steady(setting, load, cycle, acceptance, tokens / cycle.seconds)
 

@@ -34,7 +34,9 @@ class Simulation:
         self.world = world
         self.now = 0.0
         self.last_tokens = 0.0  # when some came out
+        self._left, self._late = -1.0, 0.0  # when the last message left, and how late it is
         self._random = random.Random(world.seed)
+        self._links = random.Random(world.seed)
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._events = 0
         self._sigma = math.sqrt(math.log1p(world.variation**2))
@@ -67,9 +69,10 @@ class Simulation:
         heapq.heappush(self._heap, (round(time, 9), order, function, argument))
 
     def deliver(self, rtt: float, function: Callable[[Any], None], argument: object) -> None:
-        """The same after a message's way in one direction."""
-        late = self._random.expovariate(1.0 / self.world.jitter) if self.world.jitter else 0.0
-        self.at(self.now + rtt / 2 + late, function, argument)
+        """The same after a message's way in one direction. What leaves together arrives together."""
+        if self.world.jitter and self.now != self._left:
+            self._left, self._late = self.now, self._links.expovariate(1.0 / self.world.jitter)
+        self.at(self.now + rtt / 2 + self._late, function, argument)
 
     def varied(self, seconds: float) -> float:
         """A pass's time this once: log-normal around its mean."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHUNK, LEAST_CHUNK = 256, 32  # prompt tokens read in one pass
 QUICK = 32  # tokens that ride along in a draft step
 CHUNK_SHARE = 0.1  # of the shortest round, for one pass of reading
+CHEAP_GROWTH = 1.25  # or what a pass of the least chunk takes, and so much more
 READING_WEIGHT = 0.5  # of drafting, token for token
 PAUSE_SECONDS = 1.0  # longer gaps between a target's Drafts are no rounds
 
@@ -224,9 +225,10 @@ class Drafter:
         """What takes a small share of the shortest round of any target, so that its Draft waits little for it."""
         now = self._simulation.now
         rounds = [seconds for at, seconds in self._rounds.values() if now - at < PAUSE_SECONDS]
-        budget = CHUNK_SHARE * min(rounds, default=math.inf) * 1e3 - self.spec.step.ms(1)
-        fitting = budget / self.spec.token_ms if self.spec.token_ms else math.copysign(CHUNK, budget)
-        return int(max(LEAST_CHUNK, min(CHUNK, fitting)))
+        pass_ms, token_ms = self.spec.step.ms(1), self.spec.token_ms
+        least = CHEAP_GROWTH * (pass_ms + LEAST_CHUNK * token_ms)
+        allowed = max(CHUNK_SHARE * min(rounds, default=math.inf) * 1e3, least)
+        return int(min(CHUNK, (allowed - pass_ms) / token_ms)) if token_ms else CHUNK
 
     def _asks(self, target: Target) -> None:
         """Notes when a target asks for drafts, to know how long its rounds are."""

@@ -165,11 +165,21 @@ class Target:
             return
         tokens = prompt_tokens
         if lane is not None:
+            self._keep_to_budget(lane.sessions)
             for session in lane.sessions:
                 tokens += 1 + session.k
         self._busy = True
         seconds = self._simulation.varied(self.spec.verify.ms(tokens) / 1000.0)
         self._simulation.at(self._simulation.now + seconds, self._done, (lane, chunks), ends_pass=True)
+
+    def _keep_to_budget(self, sessions: list[Session]) -> None:
+        """Cuts drafts to what a pass may verify, evenly: all sessions' drafts are as often right here."""
+        left = self.spec.verify_budget
+        if left is None or sum(session.k for session in sessions) <= left:
+            return
+        for place, session in enumerate(sorted(sessions, key=lambda session: session.k)):
+            session.k = min(session.k, left // (len(sessions) - place))
+            left -= session.k
 
     def _next_ready(self) -> Lane | None:
         count = len(self.lanes)

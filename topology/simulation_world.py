@@ -49,8 +49,8 @@ class Requests:
 class SimulatedTarget:
     """verify: a pass over tokens. drafters: indices, best first. deadline: seconds, None for the learnt one.
 
-    agreement: probability that a draft token is the target's own. rtt: seconds, up + down. group: whose figures are
-    put together.
+    agreement: probability that a draft token is the target's own. rtt: seconds, up + down. verify_budget: draft tokens
+    of a lane's pass. group: whose figures are put together.
     """
 
     verify: StepTimes
@@ -64,6 +64,7 @@ class SimulatedTarget:
     prefill_chunk: int = 256
     weight: float = 1.0
     deadline: float | None = None
+    verify_budget: int | None = None
     requests: Requests = Requests()
     group: str = ""
 

@@ -40,6 +40,8 @@ class Cuda:
             raise UserError(f"there is no cuda:{index}: this machine has {count} CUDA device(s)")
         self.index = index
         self.activate()
+        self._allocated: list[int] = []
+        self._pinned: list[int] = []
         self._stream = self._get(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
         self.stream = int(self._stream)
 
@@ -58,7 +60,7 @@ class Cuda:
     @property
     def name(self) -> str:
         """The card's name."""
-        return str(self._get(self._cuda.cudaGetDeviceProperties(self.index)).name.decode())
+        return str(self._get(self._cuda.cudaGetDeviceProperties(self.index)).name.decode().rstrip("\0"))
 
     def free_memory(self) -> tuple[int, int]:
         """(free, total) bytes of the device; on a Jetson that is the board's one memory."""
@@ -68,16 +70,15 @@ class Cuda:
     def allocate(self, size: int) -> int:
         """The address of `size` zeroed bytes, aligned to 256 at least."""
         address = int(self._get(self._cuda.cudaMalloc(size)))
+        self._allocated.append(address)
         self._do(self._cuda.cudaMemsetAsync(address, 0, size, self._stream))
         return address
 
-    def free(self, address: int) -> None:
-        self._do(self._cuda.cudaFree(address))
-
     def pinned(self, size: int) -> NDArray[np.uint8]:
-        """Host memory that copies need not stage, for as long as the process lives."""
-        address = self._get(self._cuda.cudaHostAlloc(size, self._cuda.cudaHostAllocDefault))
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(address)))
+        """Host memory that copies need not stage; it is there until `close`."""
+        address = int(self._get(self._cuda.cudaHostAlloc(size, self._cuda.cudaHostAllocDefault)))
+        self._pinned.append(address)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def upload(self, to: int, source: NDArray[np.uint8]) -> None:
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -115,6 +116,16 @@ class Cuda:
     def synchronize(self) -> None:
         """Waits until the stream is empty."""
         self._do(self._cuda.cudaStreamSynchronize(self._stream))
+
+    def close(self) -> None:
+        """Gives back the stream and all memory; nothing that was made of them may be used afterwards."""
+        self.synchronize()
+        for address in self._allocated:
+            self._do(self._cuda.cudaFree(address))
+        for address in self._pinned:
+            self._do(self._cuda.cudaFreeHost(address))
+        self._allocated, self._pinned = [], []
+        self._do(self._cuda.cudaStreamDestroy(self._stream))
 
     def _do(self, result: tuple[Any, ...]) -> None:
         self._all(result)

@@ -41,5 +41,8 @@ class Step:
 
     def top(self, segments: Sequence[Segment], width: int) -> Top:
         """The rows that are asked for, copied."""
+        ids, logits = self.top_ids[:, :width], self.top_logits[:, :width]
         wanted = [row for row, segment in enumerate(segments) if segment.rows]
-        return Top(self.top_ids[wanted, :width], self.top_logits[wanted, :width])
+        if len(wanted) == len(segments):
+            return Top(ids.copy(), logits.copy())
+        return Top(ids[wanted], logits[wanted])

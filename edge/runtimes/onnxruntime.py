@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -86,31 +86,22 @@ class OnnxRuntime:
 
     def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
         """One row of candidates for each segment that asks for one; ValueError where it asks for more."""
-        tops = [self._run(window, width) for window in self._windows(segments)]
-        if len(tops) == 1:
-            return tops[0]
+        tokens = max([len(segment.tokens) for segment in segments])
+        padded_end = max([segment.start for segment in segments]) + tokens
+        if len(segments) == 1 or padded_end <= self._manifest.max_context:
+            return self._run(segments, tokens, width)
+        tops = [self._run([segment], len(segment.tokens), width) for segment in segments]  # no padding beyond a row
         return Top(np.concatenate([top.ids for top in tops]), np.concatenate([top.logits for top in tops]))
 
-    def _windows(self, segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
-        """Mostly all at once; row by row where padding would write beyond a row's end."""
-        longest = max(len(segment.tokens) for segment in segments)
-        end = max(segment.start for segment in segments) + longest
-        if end <= self._manifest.max_context or len(segments) == 1:
-            yield segments
-        else:
-            for segment in segments:
-                yield (segment,)
-
-    def _run(self, segments: Sequence[Segment], width: int) -> Top:
-        tokens = max(len(segment.tokens) for segment in segments)
+    def _run(self, segments: Sequence[Segment], tokens: int, width: int) -> Top:
         if tokens > 1 and len(segments) > 1 and not self.multi_token_batch:
             raise ValueError(f"this graph takes one token a session in a batch, not {tokens}")
-        step = self._step(segments[0].span.key, len(segments), tokens)
-        for segment in segments:
-            end = segment.start + len(segment.tokens)
+        for span, start, new, _ in segments:
+            end = start + len(new)
             if end > self.max_context:
                 raise ValueError(f"tokens up to {end} of a session with room for {self.max_context}")
-            self._ends[segment.span.key] = end
+            self._ends[span.key] = end
+        step = self._step(segments[0].span.key, len(segments), tokens)
         step.fill(segments)
         self._session.run_with_iobinding(step.binding)
         return step.top(segments, width)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core import manifest as manifests
 from paceline.core.errors import PacelineError, UserError
 from paceline.core.manifest import Manifest
 from paceline.core.model import Segment, Span
@@ -57,18 +56,17 @@ def load(
     folder = Path(folder)
     manifest = open_bundle(folder, "tensorrt", max_context=max_context, max_sessions=max_sessions)
     rows = rows_within(manifest, max_sessions or manifest.max_sessions, kv_memory)
-    manifest, engine, cuda = open_engine(folder, device)
+    engine, cuda = open_engine(folder, manifest, device)
     return TensorRtRuntime(manifest, engine, cuda, rows=rows, name=str(folder), max_context=max_context)
 
 
-def open_engine(folder: Path, device: str) -> tuple[Manifest, TensorRtEngine, Cuda]:
-    """The engine of this machine in a bundle whose files were checked, on a stream of its own."""
-    manifest = manifests.read(folder)
+def open_engine(folder: Path, manifest: Manifest, device: str) -> tuple[TensorRtEngine, Cuda]:
+    """The engine of this machine in a bundle whose files were checked, and the device with a stream for it."""
     library = library_of(manifest)
     trt = import_library(library)
     cuda = Cuda(device_index(device))
     here = key_here(library, trt.__version__, cuda.architecture, graph_checksum(manifest))
-    return manifest, TensorRtEngine(trt, find_engine(folder, manifest, here), cuda), cuda
+    return TensorRtEngine(trt, find_engine(folder, manifest, here), cuda), cuda
 
 
 class TensorRtRuntime:
@@ -109,7 +107,7 @@ class TensorRtRuntime:
         largest = max(profile.rows * profile.tokens for profile in engine.profiles)
         most_rows = max(profile.rows for profile in engine.profiles)
         self._memory = StepMemory(device, largest, most_rows, self._top)
-        self._contexts: dict[int, Context] = {}  # by profile, for what is not worth a graph
+        self._contexts: dict[int, Shape] = {}  # by profile, for what is not worth a graph
         self._shapes: OrderedDict[tuple[int, int, int], Shape] = OrderedDict()
 
     def allocate(self, length: int) -> Span | None:
@@ -154,21 +152,17 @@ class TensorRtRuntime:
 
     def _execute(self, step: Step, view: StepView) -> None:
         """Puts the step on the stream, by a graph where there is one or is to be one."""
-        if not self.graphs or not self._is_repeated(step):
-            context = self._contexts.get(step.profile)
-            if context is None:
-                context = self._contexts[step.profile] = self._engine.context(step.profile)
-            self._bind(context, step, view)
-            self._enqueue(context, view)
-            return
         key = (step.first, step.rows, step.tokens)
+        if not self.graphs or not self._is_repeated(step):
+            self._enqueue(self._shared_context(step, view, key), view)
+            return
         shape = self._shapes.get(key)
         if shape is None:
             self._make_room()
             context = self._engine.context(step.profile)
             self._bind(context, step, view)
             self._enqueue(context, view)  # TensorRT settles what a new shape needs; only then it can be recorded
-            self._shapes[key] = Shape(context)
+            self._shapes[key] = Shape(context, key)
             return
         self._shapes.move_to_end(key)
         if shape.graph is None:
@@ -177,6 +171,16 @@ class TensorRtRuntime:
             self._enqueue(shape.context, view)
         else:
             shape.graph.launch()
+
+    def _shared_context(self, step: Step, view: StepView, key: tuple[int, int, int]) -> Context:
+        """The profile's context without a graph, bound to the step."""
+        shape = self._contexts.get(step.profile)
+        if shape is None:
+            shape = self._contexts[step.profile] = Shape(self._engine.context(step.profile))
+        if shape.bound != key:
+            self._bind(shape.context, step, view)
+            shape.bound = key
+        return shape.context
 
     def _is_repeated(self, step: Step) -> bool:
         """Whether steps of this shape come again and again: a prompt's chunks do not."""
@@ -214,10 +218,11 @@ class TensorRtRuntime:
 
 
 class Shape:
-    """A window of rows with so many tokens each: its context, and its graph once it is recorded."""
+    """A context with the window and the tokens (first row, rows, tokens) it is bound to, and its graph, if any."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, bound: tuple[int, int, int] | None = None) -> None:
         self.context = context
+        self.bound = bound
         self.graph: Graph | None = None
 
 

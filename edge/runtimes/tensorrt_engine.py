@@ -6,7 +6,7 @@ A context that a CUDA graph was recorded from must not be touched again, so each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class TensorRtEngine:
 class TensorRtContext:
     """One execution context, bound to shapes and addresses."""
 
-    def __init__(self, context: Any, stream: int, words: Any) -> None:
+    def __init__(self, context: Any, stream: int, words: Callable[[str], str]) -> None:
         self._context = context
         self._stream = stream
         self._words = words
@@ -77,14 +77,10 @@ class TensorRtContext:
         refused = [name for name, shape in shapes.items() if not context.set_input_shape(name, shape)]
         refused += [name for name, address in addresses.items() if not context.set_tensor_address(name, address)]
         if refused:
-            raise TensorRtError(f"{_listed(refused)} could not be bound: {self._words('no reason given')}")
+            raise TensorRtError(f"{', '.join(sorted(refused))} could not be bound: {self._words('no reason given')}")
 
     def enqueue(self) -> None:
         """Puts one run on the stream."""
         context = self._context
         if not context.execute_async_v3(self._stream):
             raise TensorRtError(f"the engine did not run: {self._words('no reason given')}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

@@ -42,7 +42,7 @@ def engine(
     if not no_check:  # what is missing for it is said before the build, which takes minutes
         can_check(manifest, device)
         reference = graph_runtime(bundle, manifest)
-    shapes = EngineShapes(rows=max_batch or min(8, manifest.max_sessions), chunk=chunk)
+    shapes = EngineShapes(rows=max_batch, chunk=chunk)
     with _Bar() as bar:
         built = build_engine(
             bundle,

@@ -45,7 +45,7 @@ def export(
     quantize: Annotated[Quantization | None, typer.Option("--quantize", help="Of weights, for onnxruntime.")] = None,
     max_context: Annotated[
         int | None,
-        typer.Option("--max-context", min=8, help="Longest session in tokens. Default: 2048; all for torch."),
+        typer.Option("--max-context", min=16, help="Longest session in tokens. Default: 2048; all for torch."),
     ] = None,
     max_sessions: Annotated[int, typer.Option("--max-sessions", min=1, help="Most sessions at a time.")] = 16,
     texts: Annotated[

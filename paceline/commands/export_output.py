@@ -82,6 +82,4 @@ def _next(report: Report) -> str:
     manifest = report.manifest
     if manifest.runtime == "tensorrt":
         return f" Build its engine on the machine that will run it: paceline engine {report.out}"
-    if manifest.role == "drafter":
-        return f" In a topology: {{model: {report.out}, runtime: {manifest.runtime}}}"
     return f" In a topology: {{model: {report.out}}}"

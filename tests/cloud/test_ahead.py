@@ -204,6 +204,23 @@ def test_a_new_round_forgets_the_branches_of_the_last() -> None:
     assert branches.draft(array("I", [0, 0, 0, 7, 5])) is None
 
 
+def test_second_choices_are_judged_where_there_was_one() -> None:
+    """Right, wrong, and nobody knows: all proposals right, no branch for that place, nothing proposed."""
+    from array import array
+
+    def judged(emitted: list[int]) -> bool | None:
+        branches = Branches()
+        branches.begin(1, [7, 8])
+        branches.arrived(1, [(0, 5, b""), (2, 9, b"")])
+        return branches.second_was_right(array("I", [3, *emitted]))
+
+    assert judged([5]) is True
+    assert judged([6]) is False
+    assert judged([7, 5]) is None
+    assert judged([7, 8, 9]) is None
+    assert Branches().second_was_right(array("I", [3])) is None
+
+
 def test_a_drafter_says_what_it_can() -> None:
     """By a capability in its Welcome."""
     drafter = DrafterState("d", None)

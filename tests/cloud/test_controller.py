@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.cloud.agreement import Agreement, Prior
+from paceline.cloud.ahead import NO_BRANCHES, Branching
 from paceline.cloud.controller import Controller, Freedom, Plan
 from paceline.cloud.drafters import DrafterState
 from paceline.cloud.sessions import Session
@@ -41,12 +42,16 @@ def sessions(count: int, right: int = 8, tried: int = 10) -> list[Session]:
 
 
 def decided(
-    controller: Controller, open_sessions: list[Session], drafters: list[DrafterState], now: float = 1.0
+    controller: Controller,
+    open_sessions: list[Session],
+    drafters: list[DrafterState],
+    now: float = 1.0,
+    branching: Branching = NO_BRANCHES,
 ) -> Plan:
     for _ in range(3):
         for _ in range(10):
             controller.verified(1, controller.verify.times().ms(1) / 1000, len(open_sessions))
-        plan = controller.decide(open_sessions, drafters, now)
+        plan = controller.decide(open_sessions, drafters, now, branching)
     return plan
 
 
@@ -81,6 +86,15 @@ def test_a_session_whose_drafts_are_wrong_gets_none() -> None:
     plan = decided(controller, [*good, *bad], [drafter(0.0005, 0.0, [1, 2, 4, 8])])
     assert plan.draft_length >= 2
     assert controller.length(good[0]) > 1 and controller.length(bad[0]) == 0
+
+
+def test_drafts_made_ahead_make_speculation_pay_where_it_would_not() -> None:
+    """Agreement 0.4, a link of half a pass: plain without branches, two or three tokens with all of them."""
+    link = drafter(0.002, 0.008, [1])
+    link.forks = True
+    one = sessions(1, 4, 10)
+    assert decided(measured(StepTimes.constant(16)), one, [link]).draft_length == 0
+    assert decided(measured(StepTimes.constant(16)), one, [link], branching=Branching(8, 0.6)).draft_length in (2, 3)
 
 
 def test_what_is_fixed_stays_fixed() -> None:

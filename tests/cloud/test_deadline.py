@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cloud.drafters import DrafterState
+from paceline.topology.wire import Drafted, DraftedItem, Welcome, pack_tokens
 
 from .helpers import VOCABULARY, Bench, ask
 
@@ -174,3 +175,27 @@ def test_answers_of_a_drafter_that_had_stopped_do_not_stretch_the_deadline() -> 
         state.answered(10.0)
     state.kept_up()
     assert state.deadline() == pytest.approx(0.04)
+
+
+def test_a_longer_draft_than_lately_is_waited_for_longer() -> None:
+    """Twenty answers of four tokens came after 45 ms, 10 ms a token; sixteen tokens may take what they need, twice."""
+    state = DrafterState("d", None)
+    state.link_up(Welcome(1, "m", "s", 99, 4096, 16), lambda message: True, 0.0)
+    for _ in range(20):
+        state.answered(0.045)
+        state.drafted(Drafted(1, [DraftedItem(1, 0, 0, 0, pack_tokens(range(4)))], 0, 40_000), 0.045)
+    assert state.patience(4) == state.deadline() == pytest.approx(0.09)
+    assert state.patience(16) == pytest.approx(2 * (0.005 + 0.16))
+    state.fixed_deadline = 0.05
+    assert state.patience(16) == 0.05
+
+
+def test_how_long_a_prompt_is_read_says_nothing_about_drafts() -> None:
+    """A session is opened and answered at once, without proposals: that is no sample; its first draft is one."""
+    bench = Bench(deadline=None)
+    drafter, _, text = bench.opened()
+    assert len(bench.engine.drafting.drafters["d"].arrivals) == 0
+    bench.clock.advance(0.05)
+    drafter.answer(drafter.last(), text[1:5])
+    assert bench.engine.step()
+    assert bench.engine.drafting.drafters["d"].arrivals.percentile(99) == pytest.approx(0.05)

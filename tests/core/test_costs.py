@@ -180,3 +180,20 @@ def test_a_lane_that_joins_a_running_step_loses_half_of_it() -> None:
     assert costs.join_wait_seconds(0.002, 0.5, 1, one_target=True) == 0.0
     assert costs.join_wait_seconds(0.002, 0.5, 2, one_target=False) == pytest.approx(0.00075)
     assert costs.join_wait_seconds(0.002, 0.5, 0, one_target=True) == 0.0
+
+
+def test_the_likeliest_outcomes_are_counted() -> None:
+    """Full acceptance a^(k+1), a rejection at j with the right second choice a^j (1 − a) s, the largest first."""
+    assert costs.ahead_hit_rate(0.8, 0.4, 4, 16) == pytest.approx(0.8**5 + 0.4 * (1 - 0.8**4))
+    assert costs.ahead_hit_rate(0.8, 0.4, 4, 1) == pytest.approx(0.8**5)
+    assert costs.ahead_hit_rate(0.3, 0.4, 2, 1) == pytest.approx(0.7 * 0.4)
+    assert costs.ahead_hit_rate(0.8, 0.4, 0, 5) == costs.ahead_hit_rate(0.8, 0.4, 4, 0) == 0.0
+
+
+def test_a_draft_made_ahead_saves_the_way_there_and_back() -> None:
+    """A hit lasts V; one after another waits for its branch where S + round trip is more; a miss is half a step more."""
+    assert costs.way_round_seconds(0.008, 0.016, 0.008) == pytest.approx(0.032)
+    half = 0.5 * 0.016 + 0.5 * 0.033
+    assert costs.way_round_seconds(0.008, 0.016, 0.008, step=0.002, hits=0.5) == pytest.approx(half)
+    assert costs.way_round_seconds(0.008, 0.016, 0.08, step=0.002, hits=1.0) == pytest.approx(0.088)
+    assert costs.round_seconds(0.008, 0.016, 0.008, lanes=2, step=0.002, hits=0.5) == pytest.approx(0.032)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.emulated import Pace
+from paceline.core.clock import ManualClock
+from paceline.core.emulated import Pace, ToyLanguage, ToyModel
+from paceline.core.model import Segment
 from paceline.core.profile import StepTimes
 
 
@@ -29,3 +31,25 @@ def test_a_pace_adds_what_sequences_and_tokens_cost() -> None:
     """8 sequences with 12 tokens: the step's curve by sequences, the pass's by tokens, and each token."""
     pace = Pace(StepTimes.doubling(1.0, 0.5), 0.5, StepTimes(((1, 10.0), (101, 110.0))))
     assert pace.seconds(12, 8) == pytest.approx((1.5**3 + 21.0 + 6.0) / 1e3)
+
+
+class FakeSleepyClock(ManualClock):
+    """Not a real clock: each sleep takes 0.1 ms longer than it should."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds + 1e-4)
+
+
+def test_passes_are_paced_without_drift() -> None:
+    """A pass makes up for what the last one took too long; one that was much too late is not caught up with."""
+    clock = FakeSleepyClock()
+    model = ToyModel(ToyLanguage(16), pace=Pace(forward_ms=2.0), clock=clock)
+    span = model.allocate(200)
+    assert span is not None
+    for place in range(100):
+        model.forward([Segment(span, place, [1], 1)])
+    assert clock.now() == pytest.approx(0.2 + 1e-4, abs=1e-6)
+    ManualClock.sleep(clock, 0.5)
+    started = clock.now()
+    model.forward([Segment(span, 100, [1], 1)])
+    assert clock.now() - started == pytest.approx(0.002, abs=1e-6)

@@ -48,7 +48,7 @@ class FakeDevice:
         self.can_capture = can_capture
         self.launches = 0
         self.captures = 0
-        self.activated = False
+        self.activated = self.is_closed = False
         self._used = 0
 
     def at(self, address: int, size: int) -> NDArray[np.uint8]:
@@ -94,6 +94,9 @@ class FakeDevice:
             return FakeGraph(self, self.recording)
         finally:
             self.recording = None
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def synchronize(self) -> None:
         assert self.recording is None

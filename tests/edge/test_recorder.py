@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,8 +17,8 @@ from paceline.core.clock import ManualClock, RealClock
 from paceline.core.emulated import Pace
 from paceline.edge.events import Limits
 from paceline.edge.recorder import Recorder, RecordingFile, Ring
-from paceline.edge.report.recording import DRAFT, READ, STEP, json_block, read_recording
-from paceline.topology.wire import Status
+from paceline.edge.report.recording import AHEAD, DRAFT, READ, STEP, json_block, read_recording
+from paceline.topology.wire import Drafted, Status, unpack_tokens
 
 from .helpers import PROMPT, Bench, item, proposals, toy_greedy
 from .recorded import FakeGauges, RecordedBench, about
@@ -84,6 +85,43 @@ def test_refused_sessions_are_recorded_too(tmp_path: Path) -> None:
     bench.ask("a", item(1, [1]), item(2, [2]))
     found = sorted(columns(bench.recorded().rounds, "session", "status", "queue", "work"))
     assert found == [(1, 0, 0.0, 0.0), (2, int(Status.FULL), 0.0, 0.0)]
+
+
+def test_a_draft_that_does_not_fit_has_no_times_of_an_earlier_one(tmp_path: Path) -> None:
+    """It is answered `unknown` at once, long after the session's last round; and one that is answered at once, too."""
+    bench = RecordedBench(tmp_path, pace=Pace(forward_ms=2.0))
+    bench.up("a")
+    bench.ask("a", item(1, PROMPT))
+    bench.clock.sleep(5.0)
+    bench.ask("a", item(1, [*PROMPT, 1, 2, 3], base=8))
+    bench.ask("a", item(1, PROMPT, k=2))
+    rounds = bench.recorded().rounds
+    assert columns(rounds, "status", "proposed") == [(0, 4), (int(Status.UNKNOWN), 0), (0, 2)]
+    assert rounds["work"] == pytest.approx([0.008, 0.0, 0.0], abs=1e-6)
+    assert rounds["received"] == pytest.approx([0.0, 5.008, 5.008], abs=1e-6)
+
+
+def test_a_draft_that_was_sent_ahead_is_a_round_without_a_message(tmp_path: Path) -> None:
+    """All four are right and the branch after them is taken: its steps are told apart, its acceptance comes later."""
+    bench = RecordedBench(tmp_path, pace=Pace(forward_ms=2.0))
+    bench.up("a")
+    bench.draft("a", msgspec.structs.replace(item(1, PROMPT), branches=1))
+    bench.settle()
+    drafted = [message for _, message in bench.sent if isinstance(message, Drafted)]
+    first = list(unpack_tokens(drafted[0].items[0].tokens))
+    ((accepted, next_token, ahead),) = next(message.branches for message in drafted if message.branches)[0]
+    assert accepted == 4
+    tokens = [*PROMPT, *first, next_token]
+    bench.draft("a", msgspec.structs.replace(item(1, tokens, base=len(PROMPT)), branches=1, taken=4))
+    bench.settle()
+    bench.ask("a", item(1, [*tokens, *unpack_tokens(ahead)[:3], 60], base=len(tokens)))
+    recording = bench.recorded()
+    assert columns(recording.rounds, "items", "context", "proposed", "revealed") == [
+        (1, 6, 4, -1),
+        (0, 11, 4, 4),
+        (1, 15, 4, 3),
+    ]
+    assert set(recording.steps["kind"].tolist()) == {DRAFT, AHEAD}
 
 
 def test_a_ring_hands_out_each_record_once_and_counts_what_it_lost() -> None:
@@ -184,6 +222,22 @@ def test_a_full_disk_costs_the_recording_and_is_told_once(
     recording = bench.recorded()
     assert (recording.rounds["session"][-1], recording.targets) == (99, ["a"])
     assert len(recording.rounds) in (before, before + 1)  # the last write that failed may have looked complete
+
+
+def test_a_file_that_cannot_be_begun_leaves_the_one_before_it(tmp_path: Path, small_disk: Callable[[], None]) -> None:
+    """There is no room for the first block of a new file: what is there stays readable, and later all goes on."""
+    bench = RecordedBench(tmp_path)
+    bench.up("a")
+    bench.ask("a", item(1, PROMPT))
+    bench.recorded()
+    bench.file._limit = 1
+    bench.file._about = lambda: {**about(), "environment": {"board": "x" * 5000}}
+    bench.file.write()
+    assert len(read_recording(bench.file.path).rounds) == 1
+    small_disk()
+    bench.ask("a", item(2, PROMPT))
+    assert bench.recorded().rounds["session"].tolist() == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.rec", "d.rec.1"]
 
 
 def test_a_run_directory_that_is_gone_is_no_failure(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from paceline.core.clock import ManualClock, RealClock
 from paceline.core.emulated import Pace
-from paceline.edge.events import Limits, Stop
-from paceline.topology.wire import Drafted
+from paceline.edge.events import Limits, Received, Stop
+from paceline.topology.wire import Draft, Drafted
 
-from .helpers import Bench, item
+from .helpers import EPOCH, Bench, item
 
 
 def test_waiting_and_drafting_are_measured_apart() -> None:
@@ -24,6 +24,19 @@ def test_waiting_and_drafting_are_measured_apart() -> None:
     snapshot = bench.service.statistics.snapshot()
     assert snapshot["draft_ms"]["p50"] == pytest.approx(8.0)  # type: ignore[index]
     assert snapshot["queue_ms"]["p99"] == pytest.approx(8.0)  # type: ignore[index]
+
+
+def test_waiting_begins_when_a_draft_comes_not_when_it_is_looked_at() -> None:
+    """It came 6 ms ago, while a step was made."""
+    clock = ManualClock(5.0)
+    bench = Bench(clock=clock, pace=Pace(forward_ms=2.0))
+    bench.up("a")
+    bench.settle()
+    bench.service.inbox.put(Received("a", Draft(EPOCH, [item(1, [1, 2])]), at=5.0))
+    clock.sleep(0.006)
+    bench.settle()
+    (message,) = [message for _, message in bench.sent if isinstance(message, Drafted)]
+    assert (message.queue_us, message.draft_us) == pytest.approx((6000, 8000), abs=1)
 
 
 def test_utilization_is_the_share_of_time_in_forwards() -> None:

@@ -23,7 +23,7 @@ from paceline.core.model import Segment
 from paceline.core.vocabulary import Vocabulary
 from paceline.export import bundle
 from paceline.export.bundle import Report
-from paceline.export.parity import ParityFailed
+from paceline.export.parity_figures import ParityFailed
 from paceline.export.request import Request
 from paceline.export.watch import Watch
 
@@ -52,10 +52,11 @@ def export(model: Path, out: Path, **options: Any) -> Report:
 
 def refusal(model: Path, out: Path, **options: Any) -> str:
     """The sentence; and nothing is left beside the bundle's place."""
-    before = sorted(out.parent.iterdir())
+    above = next(folder for folder in out.parents if folder.is_dir())
+    before = sorted(above.iterdir())
     with pytest.raises(UserError) as caught:
         export(model, out, **options)
-    assert sorted(out.parent.iterdir()) == before
+    assert sorted(above.iterdir()) == before
     return str(caught.value)
 
 
@@ -83,7 +84,7 @@ def test_a_drafter_bundle_says_what_it_holds(model: Path, tmp_path: Path) -> Non
     assert {"config.json", "model.onnx", "model.onnx.data", "tokenizer.json"} <= set(found.files)
     assert found.tools["onnxruntime"] and found.tools["torch"]
     assert found.parity["agreement"] == {"0": 1.0, "0.8": 1.0} and found.parity["text_positions"] > 700
-    assert list(report.seconds) == ["read the model", "write the graph", "compare with torch", "checksums"]
+    assert list(report.seconds) == ["read the model", "write the graph", "compare it with torch", "checksums"]
     assert report.sizes == {name: (tmp_path / "out" / name).stat().st_size for name in found.files}
 
 
@@ -120,6 +121,13 @@ def test_a_quantised_bundle_reports_what_it_lost(tmp_path: Path, kind: str, leas
     assert least <= min(found["agreement"].values()) <= 1 and found["max_difference"] > 1e-3
     assert report.sizes["model.onnx.data"] < plain.sizes["model.onnx.data"] / 2
     assert set(report.sizes) == set(plain.sizes)
+
+
+@pytest.mark.parametrize("profile", ["gqa", "static-compat", "concat"])
+def test_the_shortest_context_is_checked_as_well(model: Path, tmp_path: Path, profile: str) -> None:
+    """Where prompts, texts and the long context are all no longer than it."""
+    report = export(model, tmp_path / "out", max_context=16, profile=profile)
+    assert report.manifest.parity["text_positions"] == 8 * (16 - 8 + 1)
 
 
 def test_a_torch_drafter_is_checked_as_well(model: Path, tmp_path: Path) -> None:
@@ -159,6 +167,21 @@ def test_a_changed_byte_of_a_target_is_refused_at_load(model: Path, tmp_path: Pa
     export(model, tmp_path / "graph", max_context=32)
     with pytest.raises(UserError, match="is a bundle for the runtime onnxruntime, not for torch"):
         load(tmp_path / "graph")
+
+
+def test_a_changed_byte_of_a_drafter_is_refused_at_load(model: Path, tmp_path: Path) -> None:
+    """The runtime reads a whole bundle, and no other."""
+    from paceline.edge.runtimes import onnxruntime
+
+    export(model, tmp_path / "out", max_context=32)
+    assert onnxruntime.load(tmp_path / "out", threads=1).vocabulary_size == 2048
+    for name in ("model.onnx", "model.onnx.data", "tokenizer.json"):
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(UserError, match=f"out/{name} has another checksum"):
+            onnxruntime.load(tmp_path / "out")
+        path.write_bytes(whole)
 
 
 def test_a_bundle_for_short_sessions_says_so(model: Path, tmp_path: Path) -> None:
@@ -201,6 +224,9 @@ def test_an_interrupted_export_leaves_nothing(model: Path, tmp_path: Path) -> No
     (tmp_path / ".out.999999999.partial").mkdir()
     with pytest.raises(KeyboardInterrupt):
         bundle.export(Request(str(model), tmp_path / "out", role="target"), Interrupted())
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(AssertionError):
+        bundle.export(Request(str(model), tmp_path / "new" / "folder" / "out", role="target"), Interrupted())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,6 +308,8 @@ def test_texts_of_the_users_own(model: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
     report = export(model, tmp_path / "out", max_context=64, texts=tmp_path / "texts.jsonl")
     assert 60 < report.manifest.parity["text_positions"] <= 2 * 64
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "short"}')
+    assert "none becomes 33 tokens or more" in refusal(model, tmp_path / "again", texts=tmp_path / "texts.jsonl")
     (tmp_path / "texts.jsonl").write_text('{"prose": "no"}')
     assert 'each line must be JSON with a "text" or a "prompt"' in refusal(
         model, tmp_path / "again", texts=tmp_path / "texts.jsonl"

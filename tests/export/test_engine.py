@@ -134,10 +134,12 @@ def changed(source: Path, folder: Path, change: Any) -> Path:
 def test_the_parser_names_the_node_and_its_operator(exported: dict[str, Path], tmp_path: Path) -> None:
     def break_it(graph: Any) -> None:
         node = next(node for node in graph.node if node.op_type == "Softmax")
-        node.op_type, node.name = "Hardmush", "layer.0/strange"
+        node.op_type, node.name = "TensorScatterer", "layer.0/strange"
 
     path = changed(exported["static-compat"], tmp_path, break_it)
-    with pytest.raises(UserError, match=r"cannot read .*model.onnx: node layer\.0/strange \(Hardmush\): .*10\.15"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*model.onnx: node layer\.0/strange \(TensorScatterer\): .*needs TensorRT 10\.15"
+    ):
         build_plan(trt, path, SHAPES)
 
 
@@ -166,9 +168,11 @@ def test_a_build_that_fails_is_told_in_tensorrts_words(tmp_path: Path, monkeypat
 def test_too_little_memory_is_said_with_the_arithmetic(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  8000000 kB\nMemAvailable:  3000000 kB\nSwapFree:  1000000 kB\n")
-    engine_room.check_room(tmp_path, 700 << 20, meminfo)  # 2.7 + 1 GiB of 3.8
+    engine_room.check_room(tmp_path, 700 << 20, "tensorrt", meminfo)  # 2.7 + 1 GiB of 3.8
     with pytest.raises(UserError, match=r"about 4\.9 GiB of memory \(4 × 0\.98 GiB .* 3\.8 GiB are available"):
-        engine_room.check_room(tmp_path, 1000 << 20, meminfo)
+        engine_room.check_room(tmp_path, 1000 << 20, "tensorrt", meminfo)
+    with pytest.raises(UserError, match=r"about 5\.1 GiB of memory \(6 × 0\.68 GiB"):
+        engine_room.check_room(tmp_path, 700 << 20, "tensorrt_rtx", meminfo)
     assert engine_room.available_memory(tmp_path / "none") is None
 
 
@@ -178,4 +182,4 @@ def test_too_little_disk_is_said_before_the_build(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(engine_room.shutil, "disk_usage", lambda folder: Usage)
     with pytest.raises(UserError, match=r"needs 1\.2 GiB free for the engine .* and has 1\.0 GiB"):
-        engine_room.check_room(tmp_path, 600 << 20, tmp_path / "none")
+        engine_room.check_room(tmp_path, 600 << 20, "tensorrt", tmp_path / "none")

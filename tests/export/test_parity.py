@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 
 from paceline.core.lm.loading import load
 from paceline.export import graph, parity
-from paceline.export.parity import Extent, Parity, ParityFailed
+from paceline.export.parity_cases import ROWS
+from paceline.export.parity_figures import TOLERANCES, Extent, Parity, ParityFailed, Tolerance
 from paceline.export.parity_subjects import GraphSubject, Shape, TorchSubject
 
 from .bundle_models import edit_weight, model_folder, need
@@ -35,9 +36,9 @@ def run(folder: Path, out: Path, change: Callable[[Path], None] = lambda path: N
     info = graph.build(folder, out, profile=profile, dtype=dtype, max_context=CONTEXT, vocabulary_size=2048)
     change(info.path)
     model = load(folder, dtype="float32", kv_slots=4 * 256, max_context=CONTEXT, fused=False)
-    reference = TorchSubject(model, rows=parity.ROWS, max_context=CONTEXT, vocabulary_size=2048)
+    reference = TorchSubject(model, rows=ROWS, max_context=CONTEXT, vocabulary_size=2048)
     shape = Shape(info.layers, info.kv_heads, CONTEXT, info.head_dim, np.dtype(dtype))
-    subject = GraphSubject(info.path, info.profile, shape, rows=parity.ROWS)
+    subject = GraphSubject(info.path, info.profile, shape, rows=ROWS)
     told: list[int] = []
     extent = Extent(info.layers, CONTEXT, info.multi_token_batch, dtype)
     found = parity.check(reference, subject, extent, TEXTS, told.append)
@@ -175,7 +176,7 @@ def test_numbers_that_are_none_do_not_pass(folder: Path, tmp_path: Path) -> None
 
 def test_too_little_agreement_on_text_fails(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that stays within the bounds of every step, and yet changes too many choices."""
-    monkeypatch.setitem(parity.TOLERANCES, "float32", parity.Tolerance(9.0, 9.0, 0.995))
+    monkeypatch.setitem(TOLERANCES, "float32", Tolerance(9.0, 9.0, 0.995))
 
     def change(values: Any) -> Any:
         return values * (1 + 0.2 * np.random.default_rng(0).standard_normal(values.shape))

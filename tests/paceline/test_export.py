@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,9 +29,9 @@ def test_a_person_gets_sizes_times_and_differences(tmp_path: Path, capsys: pytes
     assert cli.main(["export", DRAFTER, "--out", str(tmp_path / "out"), "--max-context", "64"]) == 0
     out = capsys.readouterr().out
     for words in (
-        "tiny-drafter: drafter bundle, onnxruntime gqa float32", "model.onnx.data", "compare with torch",
+        "tiny-drafter: drafter bundle, onnxruntime gqa float32", "model.onnx.data", "compare it with torch",
         "largest difference of a logit", "same proposal at temperature", "16 of up to 64 tokens",
-        f"{tmp_path / 'out'} is done. In a topology: {{model: {tmp_path / 'out'}, runtime: onnxruntime}}",
+        f"{tmp_path / 'out'} is done. In a topology: {{model: {tmp_path / 'out'}}}",
     ):  # fmt: skip
         assert words in out
 
@@ -93,3 +94,12 @@ def test_a_terminated_export_leaves_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^    paceline (export .*)$", (ROOT / "docs/export.md").read_text(), re.M)
+)
+def test_a_command_of_the_document_is_one(command: str) -> None:
+    """Its options exist and take these values; what it names is there."""
+    context = cli.load_command("export").make_context("export", command.split()[1:])
+    assert (ROOT / context.params["model"] / "config.json").is_file()

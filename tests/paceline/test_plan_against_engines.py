@@ -18,25 +18,38 @@ LANGUAGE = {"vocabulary_size": 64, "seed": 3}
 
 
 @pytest.mark.parametrize(
-    ("targets", "in_flight", "lanes", "rtt", "step_ms", "max_batch", "agreement"),
+    ("targets", "in_flight", "lanes", "rtt", "step_ms", "max_batch", "agreement", "budget"),
     [
-        (1, 1, 1, 0.0, 2.0, 1, 0.8),
-        (1, 1, 1, 0.08, 5.0, 1, 0.95),
-        (1, 16, 1, 0.0, 5.0, 1, 0.95),
-        (1, 16, 2, 0.02, 5.0, 1, 0.8),
-        (1, 8, 2, 0.0, 10.0, 1, 0.3),
-        (8, 1, 1, 0.005, 2.0, 1, 0.8),
-        (8, 2, 1, 0.005, {1: 2.0, 64: 4.0}, 4, 0.8),
+        (1, 1, 1, 0.0, 2.0, 1, 0.8, None),
+        (1, 1, 1, 0.08, 5.0, 1, 0.95, None),
+        (1, 16, 1, 0.0, 5.0, 1, 0.95, None),
+        (1, 16, 2, 0.02, 5.0, 1, 0.8, None),
+        (1, 8, 2, 0.0, 10.0, 1, 0.3, None),
+        (1, 8, 2, 0.02, 10.0, 1, 0.95, None),
+        (1, 32, 1, 0.0, 10.0, 1, 0.8, None),
+        (1, 16, 2, 0.0, 2.0, 1, 0.8, 12),
+        (8, 1, 1, 0.005, 2.0, 1, 0.8, None),
+        (8, 2, 1, 0.005, {1: 2.0, 64: 4.0}, 4, 0.8, None),
     ],
 )
 def test_predicted_rates_are_near_measured_ones(
-    targets: int, in_flight: int, lanes: int, rtt: float, step_ms: Any, max_batch: int, agreement: float
+    targets: int,
+    in_flight: int,
+    lanes: int,
+    rtt: float,
+    step_ms: Any,
+    max_batch: int,
+    agreement: float,
+    budget: int | None,
 ) -> None:
-    """Alone and under load, near and far, one lane and two, a serial star and a batching one: within 10 %."""
+    """Alone and under load, near and far, one lane and two, a serial star and a batching one, a full drafter, a budget:
+    within 10 %."""
     drafter = {"name": "d", "model": "toy", "runtime": "emulated", "max_batch": max_batch, "max_sessions": 256}
     drafter["profile"] = {**LANGUAGE, "step_ms": step_ms, "agreement": agreement}
     target = {"model": "toy", "engine": "emulated", "lanes": lanes, "draft_length": 4, "drafters": {"names": ["d"]}}
     target["profile"] = {**LANGUAGE, "verify_ms": {1: 20.0, 64: 30.0, 256: 60.0}}
+    if budget is not None:
+        target["verify_budget"] = budget
     named = [{"name": f"t{index}", **target} for index in range(targets)]
     text = yaml.safe_dump({"version": 1, "name": "star", "drafters": [drafter], "targets": named})
     topology = parse_topology(text, "star.yaml", Path())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,17 +24,29 @@ link: {transport: memory}
 drafters:
   - {name: drafter, model: toy, runtime: emulated, profile: {step_ms: 1, agreement: 0.8}, RECORD}
 targets:
-  - {name: one, model: toy, engine: emulated, profile: {verify_ms: 5}, drafters: {names: [drafter]}}
-  - {name: two, model: toy, engine: emulated, profile: {verify_ms: 5}, drafters: {names: [drafter]}}
+  - {name: one, model: toy, engine: emulated, profile: &v {verify_ms: 5}, drafters: &d {names: [drafter]}, api: PORT}
+  - {name: two, model: toy, engine: emulated, profile: *v, drafters: *d, api: PORT}
 """
 
 Command = Callable[..., tuple[int, str, str]]
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
 def run_topology(folder: Path, record: bool = True) -> Path:
     """The run directory of a star of two that has answered four prompts."""
     file = folder / "topology.yaml"
-    file.write_text(TOPOLOGY.replace("RECORD", f"record: {str(record).lower()}"))
+    text = TOPOLOGY.replace("RECORD", f"record: {str(record).lower()}")
+    for port in free_ports(2):
+        text = text.replace("PORT", f"{{listen: '127.0.0.1:{port}'}}", 1)
+    file.write_text(text)
     run = folder / "run"
     prompts = [word for prompt in "abcd" for word in ("--prompt", prompt)]
     command = [sys.executable, "-m", "paceline", "run", file, *prompts, "--max-tokens", "100", "--json"]

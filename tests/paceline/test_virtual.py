@@ -93,6 +93,20 @@ def test_a_world_repeats_itself() -> None:
     assert all(sum(count for _, count in one) == 60 for one in arrivals[0])
 
 
+def test_a_world_that_is_looked_at_on_the_way_goes_on_as_it_would_have() -> None:
+    """Stopped after every published round, while messages have come that nobody has looked at yet."""
+    arrivals = []
+    for step in (3.0, None):
+        world = started(VirtualWorld(topology(lanes=2, draft_length=4)), 4, 120)
+        (target,) = world.targets.values()
+        statistics = target.engine.statistics
+        while step is None and statistics.tokens < 4 * 120:
+            world.run(lambda tokens=statistics.tokens, counted=statistics: counted.tokens > tokens)  # type: ignore[misc]
+        world.run(3.0)
+        arrivals.append([answer.arrivals for answer in target.answers.values()])
+    assert arrivals[0] == arrivals[1]
+
+
 @pytest.mark.parametrize("lanes", [1, 3, "auto"])
 @pytest.mark.parametrize("draft_length", [0, 5, "auto"])
 def test_texts_do_not_depend_on_lanes_or_draft_length(lanes: Any, draft_length: Any) -> None:

@@ -137,7 +137,6 @@ def test_each_error_names_line_column_path_and_remedy(text: str, line: str) -> N
 UNSUPPORTED = [
     (with_target("engine: vllm"), "targets[0].engine: vllm is not available in this version; use torch"),
     (with_target("draft_ahead: true"), "targets[0].draft_ahead: must be 0..16, not true"),
-    (with_drafter("runtime: onnxruntime"), "drafters[0].runtime: onnxruntime is not available in this version"),
 ]
 
 
