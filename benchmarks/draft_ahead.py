@@ -22,7 +22,7 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 VERIFY_MS = 16.0
 ASKED = Case(step_ms=VERIFY_MS / 8, verify_ms=VERIFY_MS, rtt_ms=VERIFY_MS / 2, agreement=0.8, second_choice=0.4)
 LEAST_GAIN, LEAST_ANYWHERE = 1.25, 0.99
-HEAD = "emulated:   V ms  rtt ms  agree  in flight |  without (k) |     with (k)  branches taken | ratio  same text"
+HEAD = "emulated:   V ms  rtt ms  agree  in flight |  without (k) |     with (k)  at once  late | ratio  same text"
 
 
 def cases() -> list[Case]:
@@ -56,7 +56,8 @@ def measure(case: Case) -> dict[str, Any]:
         "without_k": plain_k,
         "with": ahead.rate,
         "with_k": k,
-        "hit_rate": ahead.hit_rate,
+        "at_once": ahead.at_once,
+        "late": ahead.late,
         "ratio": ahead.rate / without.rate,
         "identical_text": ahead.agrees(without),
     }
@@ -64,10 +65,11 @@ def measure(case: Case) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     load = f"{row['in_flight']}" if row["targets"] == 1 else f"{row['targets']} × 1"
+    made = f"{row['at_once']:9.0%}{row['late']:6.0%}"
     case = f"{VERIFY_MS:16.0f}{row['rtt_ms']:8.0f}{row['agreement']:7.2f}{load:>11}"
     return (
         f"{case} |{row['without']:9.1f} ({row['without_k']})"
-        f" |{row['with']:9.1f} ({row['with_k']}){row['hit_rate']:16.1%} |{row['ratio']:6.2f}  {row['identical_text']}"
+        f" |{row['with']:9.1f} ({row['with_k']}){made} |{row['ratio']:6.2f}  {row['identical_text']}"
     )
 
 

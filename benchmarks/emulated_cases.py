@@ -119,6 +119,7 @@ class Case:
         gaps = [gap for target in targets for answer in target.answers.values() for gap in _gaps(answer, started)]
         busy = [drafter.service.statistics.utilization for drafter in world.drafters.values()]
         engine = targets[0].engine
+        ahead = engine.drafting.ahead
         verified, accepted = (now - then for now, then in zip(_drafted(counts), (drafted, kept), strict=True))
         return Window(
             each,
@@ -127,7 +128,8 @@ class Case:
             busy[0],
             engine.controller.plan,
             stretch=(sum(before), emitted()),
-            hit_rate=engine.drafting.ahead.hit_rate,
+            at_once=ahead.hits / max(1, ahead.rounds),
+            late=ahead.late / max(1, ahead.rounds),
             verified=verified,
             accepted=accepted,
             rounds_per_s=(sum(one.rounds for one in counts) - rounds) / seconds,
@@ -148,8 +150,8 @@ class Window:
     """What was served in a stretch of virtual time.
 
     each: tokens a second of every target. gaps_ms: between pieces. stretch: tokens of all targets at begin and end.
-    hit_rate: how often a draft made ahead was there when it was needed, since the start. verified, accepted:
-    draft tokens. rounds_per_s: of all sessions together.
+    at_once, late: share of rounds whose draft was made ahead and there when it was needed, or later. verified,
+    accepted: draft tokens. rounds_per_s: of all sessions together.
     """
 
     each: list[float]
@@ -158,7 +160,8 @@ class Window:
     utilization: float
     plan: Plan
     stretch: tuple[int, int]
-    hit_rate: float
+    at_once: float
+    late: float
     verified: int
     accepted: int
     rounds_per_s: float

@@ -107,9 +107,8 @@ def main() -> int:
     for mode, rate in found["tokens_per_s"].items():
         print(f"{mode:10}{rate:10.1f}{found['predicted_tokens_per_s'][mode]:10.1f}")
     print(f"two lanes / standard: {found['lanes_over_standard']:.3f}", end="")
-    print(
-        f", planned {found['predicted_lanes_over_standard']:.3f}; texts {'same' if found['identical_text'] else 'DIFFER'}"
-    )
+    print(f", planned {found['predicted_lanes_over_standard']:.3f}", end="; ")
+    print("texts same" if found["identical_text"] else "texts DIFFER")
     return 0 if found["identical_text"] else 1
 
 

@@ -19,6 +19,7 @@ from paceline.edge.strategies.base import Strategy
 from paceline.topology.wire import Branch, pack_tokens
 
 FIRST_AGREEMENT, FIRST_SECOND = 0.7, 0.4  # what is assumed of first and second choices until some were seen
+COPIED_A_STEP = 1024  # tokens; a long text is copied to one fork after the other, so that a step stays short
 SEEN = 256  # choices that count
 
 
@@ -60,6 +61,8 @@ class Plan:
     position: int
     proposals: list[int]
     rewrites: int
+    k: int
+    outcomes: list[tuple[int, float]]  # that are still to be branched out for, as (accepted, chance)
     continuations: list[Continuation]
 
 
@@ -95,18 +98,9 @@ class Ahead:
         self._forget(session)
         if not (session.branches and k and verified) or session.draws:
             return
-        plan = Plan(len(session.committed), session.tail[:verified], session.rewrites, [])
-        for outcome, chance in self._likeliest(verified, session.branches):
-            continuation = (
-                self._itself(session, verified, k, chance)
-                if outcome == verified
-                else self._fork(session, outcome, k, chance)
-            )
-            if continuation is not None:
-                plan.continuations.append(continuation)
-        if plan.continuations:
-            session.plan = plan
-            self._open.append(session)
+        outcomes = self._likeliest(verified, session.branches)
+        session.plan = Plan(len(session.committed), session.tail[:verified], session.rewrites, k, outcomes, [])
+        self._open.append(session)
 
     def _likeliest(self, verified: int, count: int) -> list[tuple[int, float]]:
         """The `count` likeliest outcomes for which the next token can be guessed, as (accepted, chance)."""
@@ -114,6 +108,21 @@ class Ahead:
         second = self._second.value if self._second.count else FIRST_SECOND
         chances = [right**j * (1.0 - right) * second for j in range(verified)] + [right ** (verified + 1)]
         return sorted(enumerate(chances), key=lambda outcome: -outcome[1])[:count]
+
+    def _branch_out(self, session: Session, room: int) -> int:
+        """Makes continuations of a plan, the likeliest first, until about `room` tokens were copied; returns how many."""
+        plan: Plan = session.plan
+        copied = 0
+        while plan.outcomes and copied < room:
+            outcome, chance = plan.outcomes.pop(0)
+            if outcome == len(plan.proposals):
+                continuation = self._itself(session, outcome, plan.k, chance)
+            else:
+                copied += session.computed - max((fork.valid for fork in session.forks if not fork.busy), default=0)
+                continuation = self._fork(session, outcome, plan.k, chance)
+            if continuation is not None:
+                plan.continuations.append(continuation)
+        return copied
 
     def _itself(self, session: Session, verified: int, k: int, chance: float) -> Continuation | None:
         """All proposals right: the session drafts on, by the token after them, the draft, and one more."""
@@ -171,7 +180,10 @@ class Ahead:
     def step(self) -> list[Ready]:
         """One draft step of the likeliest continuations; returns what is ready by it. The oldest plans go first."""
         batch: list[Continuation] = []
+        copied = 0
         for session in self._open:
+            if session.plan is not None and session.phase is Phase.IDLE:
+                copied += self._branch_out(session, COPIED_A_STEP - copied)
             batch += self._unfinished(session)
             if len(batch) >= self._max_batch:
                 break
@@ -180,7 +192,7 @@ class Ahead:
             self._strategy.advance([continuation.session for continuation in batch])
             self.tokens += len(batch)
         ready = [self._tell(session) for session in self._open if session.plan is not None]
-        self._open = [session for session in self._open if self._unfinished(session)]
+        self._open = [s for s in self._open if self._unfinished(s) or (s.plan is not None and s.plan.outcomes)]
         return [one for one in ready if one.branches]
 
     @staticmethod

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from paceline.core.errors import UserError
 from paceline.core.lm.loading import DTYPES
 from paceline.core.manifest import Progress
+from paceline.export.source import INDEX
 
 SHARD_BYTES = 2 << 30
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ def write_shards(
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({w.name: _converted(w, progress) for w in shard}, out / name, metadata={"format": "pt"})
+        try:
+            save_file({w.name: _converted(w, progress) for w in shard}, out / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # how it tells of a full disk
+            raise UserError(f"cannot write the weights: {error}") from error
         (out / name).chmod(0o644)  # safetensors leaves it readable for its owner only
         places |= {w.name: name for w in shard}
     if len(shards) > 1:

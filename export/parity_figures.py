@@ -34,15 +34,15 @@ class Tolerance(NamedTuple):
     agreement: float
 
 
-# Several times what the embedded pair and random models of every family show. A quantised graph was compared before it
-# was quantised, with float32's bounds: these are then for its loss alone, of which single keys have the most.
+# Several times what the embedded pair, SmolLM2-135M and random models of every family show. A quantised graph was
+# compared before it was quantised, with float32's bounds: these are then for its loss alone; single keys have the most.
 TOLERANCES = {
     "float64": Tolerance(0.002, 0.002, 0.995),
     "float32": Tolerance(0.002, 0.002, 0.995),
     "float16": Tolerance(0.1, 0.1, 0.97),
     "bfloat16": Tolerance(0.5, 0.5, 0.8),
-    "int8": Tolerance(4.0, 1.0, 0.9),
-    "int4": Tolerance(16.0, 4.0, 0.7),
+    "int8": Tolerance(8.0, 3.0, 0.85),
+    "int4": Tolerance(16.0, 6.0, 0.6),
 }
 
 

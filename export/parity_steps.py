@@ -1,4 +1,4 @@
-"""One step on both sides: keys and values of every layer first, then logits; what differs is named with what to look at."""
+"""One step on both sides: keys and values of every layer first, then logits; what differs first is named."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def check_text(
     parity: Parity,
     progress: Callable[[int], None],
 ) -> None:
-    """Counts equal choices in `parity`. Raises ParityFailed when they are too few; single differences are no failure."""
+    """Counts equal choices in `parity`; raises ParityFailed when they are too few. Single differences do not matter."""
     equal = dict.fromkeys(TEMPERATURES, 0)
     first = 0
     for begin in range(0, len(texts), ROWS):

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "generation_config.json",
 )  # fmt: skip
+INDEX = "model.safetensors.index.json"
 LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)^---$", re.MULTILINE | re.DOTALL)
 _DECLARED = re.compile(r"^license(?:_name)?:\s*[\"']?([^\s\"']+)", re.MULTILINE)
@@ -34,6 +34,8 @@ class Source:
     name: str
     folder: Path
     config: Any
+    vocabulary: Vocabulary
+    weight_files: list[Path]
 
     @classmethod
     def open(cls, model: str) -> Source:
@@ -41,18 +43,8 @@ class Source:
         folder = local_folder(model)
         if manifests.is_bundle(folder):
             raise UserError(f"{model} is a bundle already: give the model that it was made of")
-        source = cls(folder.resolve().name if Path(model).is_dir() else model, folder, read_config(folder))
-        if not source.weight_files:
-            raise UserError(f"{folder} has no *.safetensors: weights in other formats are not read; convert them first")
-        return source
-
-    @property
-    def weight_files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.safetensors"))
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.folder)
+        name = folder.resolve().name if Path(model).is_dir() else model
+        return cls(name, folder, read_config(folder), Vocabulary.load(folder), _weight_files(folder))
 
     @property
     def kv_heads(self) -> int:
@@ -62,11 +54,6 @@ class Source:
     def head_dim(self) -> int:
         own = getattr(self.config, "head_dim", None)
         return int(own or self.config.hidden_size // self.config.num_attention_heads)
-
-    @property
-    def longest_window(self) -> int:
-        """The sliding window, where layers have one, else 0."""
-        return int(getattr(self.config, "sliding_window", None) or 0)
 
     def entry(self, progress: Progress = lambda count: None) -> ModelEntry:
         """Name, family and a fingerprint over configuration and weights (every byte is read)."""
@@ -99,3 +86,24 @@ class Source:
                 section.pop("torch_dtype", None)
                 section["dtype"] = dtype
         (out / "config.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that transformers would read: what the index names, else model.safetensors, else all there are."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            found = sorted(
+                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            )
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise UserError(f"{index} has no weight_map: fetch the model again") from None
+        missing = [path for path in found if not path.is_file()]
+        if missing:
+            raise UserError(f"{missing[0]} is missing, but {INDEX} names it: fetch the model again")
+        return found
+    whole = folder / "model.safetensors"
+    found = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise UserError(f"{folder} has no *.safetensors: weights in other formats are not read; convert them first")
+    return found

@@ -60,8 +60,7 @@ class Analysis:
         every = self.recording.rounds
         self.all_rounds = every[np.lexsort((every["received"], every["session"], every["target"]))]
         self.accepted_of_all = _accepted(self.all_rounds)
-        drafted = self._drafted
-        self.rounds = self.all_rounds[drafted]
+        self.rounds = self.all_rounds[self._drafted]
 
     @cached_property
     def _drafted(self) -> NDArray[np.bool_]:
@@ -103,7 +102,7 @@ class Analysis:
 
     @cached_property
     def step_of_round(self) -> Floats:
-        """What a forward of each round took on average, with the loop around it."""
+        """What a forward of each round took on average, with the loop around it; 0 where none was needed."""
         low, high = self._steps_of
         return np.asarray(self.rounds["work"] / np.maximum(1, high - low), np.float64)
 

@@ -136,11 +136,11 @@ def _by_batch(axes: Any, analysis: Analysis) -> bool:
 
 def _by_context(axes: Any, analysis: Analysis) -> bool:
     """A round's work over its steps, by what its session held."""
-    context = analysis.rounds["context"].astype(np.float64)
+    some = analysis.step_of_round > 0  # others were answered with what was drafted before
+    context, times = analysis.rounds["context"][some].astype(np.float64), 1e3 * analysis.step_of_round[some]
     if not len(context):
         return False
-    groups = list(_binned(context, 1e3 * analysis.step_of_round, np.linspace(context.min(), context.max() + 1, 25)))
-    return _ranges(axes, groups)
+    return _ranges(axes, list(_binned(context, times, np.linspace(context.min(), context.max() + 1, 25))))
 
 
 def _ranges(axes: Any, groups: Sequence[tuple[float, NDArray[Any]]]) -> bool:

@@ -31,7 +31,7 @@ def write_page(analyses: Sequence[Analysis], summaries: Sequence[dict[str, Any]]
         whole=_whole,
         tables=list(table.page_tables(summaries)),
         number=table.number,
-        energy=table.energy,
+        made_by=table.made_by,
     )
     try:
         file.write_text(text, encoding="utf-8")

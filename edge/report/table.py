@@ -48,7 +48,7 @@ def _overview(reports: Sequence[Summary]) -> Iterator[Row]:
     def row(name: str, cell: Any) -> Row:
         return name, [cell(report) for report in reports]
 
-    yield row("drafter", lambda r: f"{r['drafter']}, {r['runtime']}{' (emulated figures)' if r['emulated'] else ''}")
+    yield row("drafter", lambda r: f"{r['drafter']}, {made_by(r)}{' (emulated figures)' if r['emulated'] else ''}")
     yield row("began", lambda r: f"{r['began']}, {r['seconds']:.1f} s")
     yield row("targets / sessions", lambda r: f"{len(r['targets'])} / {r['sessions']}")
     yield row("rounds / token steps", lambda r: f"{r['rounds']} / {r['steps']}")
@@ -90,6 +90,11 @@ def _device(reports: Sequence[Summary]) -> Iterator[Row]:
         yield heading, [report["environment"].get(heading, "–") for report in reports]
 
 
+def made_by(report: Summary) -> str:
+    """The runtime of a draft model; strategies without a model have none."""
+    return str(report["runtime"] if report["strategy"] == "draft_model" else report["strategy"])
+
+
 def spread(times: dict[str, float]) -> str:
     """p50, p90 and p99."""
     return " / ".join(number(times[key]) for key in ("p50", "p90", "p99"))
@@ -110,7 +115,7 @@ def mean_max(found: dict[str, float] | None) -> str:
 
 def number(value: float) -> str:
     """Three figures, without an exponent."""
-    if value == 0:
+    if abs(value) < 0.0005:
         return "0"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.3f}"
 

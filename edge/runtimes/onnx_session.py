@@ -39,7 +39,7 @@ def open_session(graph: Path, *, device: str = "cpu", provider: str | None = Non
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # the package's exceptions have no common root but this
-        raise UserError(f"onnxruntime cannot load {graph} for {device}: {_first_line(error)}") from error
+        raise UserError(f"onnxruntime cannot load {graph} for {device}: {first_line(error)}") from error
     got = session.get_providers()
     if got[: len(wanted)] != [name for name, _ in wanted]:
         raise UserError(
@@ -102,5 +102,6 @@ def _check_libraries(onnxruntime: Any, provider: str) -> None:
         # Whatever else is wrong with it shows when it makes a session.
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception of the package says first; more lines of it are of no use to a user."""
     return str(error).strip().splitlines()[0]

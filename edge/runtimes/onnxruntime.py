@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paceline.core.errors import UserError
 from paceline.core.manifest import Manifest
 from paceline.core.model import Segment, Span
 from paceline.edge.runtimes.base import TOP, Runtime, Top
 from paceline.edge.runtimes.bundle import GRAPH, open_bundle, rows_within
 from paceline.edge.runtimes.onnx_concat import ConcatRuntime
 from paceline.edge.runtimes.onnx_memory import DeviceRows, HostRows, RowMemory
-from paceline.edge.runtimes.onnx_session import device_index, open_session
+from paceline.edge.runtimes.onnx_session import device_index, first_line, open_session
 from paceline.edge.runtimes.onnx_step import Step
 
 BINDINGS = 512  # kept: one for each (first row, rows, tokens) of late
@@ -38,13 +39,25 @@ def load(
     """
     folder = Path(folder)
     manifest = open_bundle(folder, "onnxruntime", max_context=max_context, max_sessions=max_sessions)
+    if device != "cpu" and manifest.profile == "gqa" and manifest.kv_dtype == "float32":
+        raise UserError(
+            f"{folder} is a gqa graph in float32, whose attention has no kernel on a GPU: "
+            "export the model with --dtype float16, or use device: cpu"
+        )
     rows = rows_within(manifest, max_sessions or manifest.max_sessions, kv_memory)
     session = open_session(folder / GRAPH, device=device, provider=provider, threads=threads)
     context = max_context or manifest.max_context
+    runtime: Runtime
     if manifest.profile == "concat":
-        return ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
-    memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
-    return OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
+        runtime = ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
+    else:
+        memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
+        runtime = OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
+    try:  # a node without a kernel shows, and a GPU's libraries load, in the first step only
+        runtime.forward([Segment(Span(0, 0, context), 0, [0], 1)])
+    except Exception as error:  # the package's exceptions have no common root but this
+        raise UserError(f"onnxruntime cannot run {folder / GRAPH} on {device}: {first_line(error)}") from error
+    return runtime
 
 
 class OnnxRuntime:

@@ -191,7 +191,7 @@ def test_the_likeliest_outcomes_are_counted() -> None:
 
 
 def test_a_draft_made_ahead_saves_the_way_there_and_back() -> None:
-    """A hit lasts V; one after another waits for its branch where S + round trip is more; a miss is half a step more."""
+    """A hit lasts V; one after another waits for its branch where S + round trip is more; a miss half a step more."""
     assert costs.way_round_seconds(0.008, 0.016, 0.008) == pytest.approx(0.032)
     half = 0.5 * 0.016 + 0.5 * 0.033
     assert costs.way_round_seconds(0.008, 0.016, 0.008, step=0.002, hits=0.5) == pytest.approx(half)

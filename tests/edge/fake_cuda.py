@@ -112,6 +112,7 @@ class FakeEngine:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # it warns of each copy of a cache
         self.session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         self.device = device
         self.profiles = profiles

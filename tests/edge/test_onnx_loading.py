@@ -27,6 +27,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(small_llama(), tmp_path_factory.mktemp("bundles") / "gqa", "gqa")
 
 
+@pytest.fixture(scope="module")
+def concat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose nodes a GPU has, too."""
+    return make_bundle(small_llama(), tmp_path_factory.mktemp("bundles") / "concat", "concat")
+
+
 def refusal(folder: Path, **options: Any) -> str:
     with pytest.raises(UserError) as caught:
         load(folder, **options)
@@ -80,12 +86,16 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="this onnxruntime was built for CUDA"
 )
-def test_a_gpu_is_never_replaced_by_the_cpu(bundle: Path) -> None:
-    said = refusal(bundle, device="cuda:0")
+def test_a_gpu_is_never_replaced_by_the_cpu(concat: Path) -> None:
+    said = refusal(concat, device="cuda:0")
     assert said.startswith("device cuda:0 needs CUDAExecutionProvider, which the installed onnxruntime")
     assert "pip install 'paceline[gpu]'" in said
-    assert "device cuda:1 needs TensorrtExecutionProvider" in refusal(bundle, device="cuda:1", provider="tensorrt")
-    assert "provider tensorrt runs on a GPU" in refusal(bundle, provider="tensorrt")
+    assert "device cuda:1 needs TensorrtExecutionProvider" in refusal(concat, device="cuda:1", provider="tensorrt")
+    assert "provider tensorrt runs on a GPU" in refusal(concat, provider="tensorrt")
+
+
+def test_a_graph_whose_attention_would_run_on_the_cpu_is_refused(bundle: Path) -> None:
+    assert "has no kernel on a GPU: export the model with --dtype float16" in refusal(bundle, device="cuda:0")
 
 
 class FakeCudaPackage:
@@ -111,11 +121,11 @@ class FakeCudaPackage:
 
 
 def test_a_silent_fallback_is_found_out(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    concat: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The package says that it has CUDA, makes a session, and that session runs on the CPU."""
     monkeypatch.setattr(onnx_session, "_import", lambda: FakeCudaPackage)
-    said = refusal(bundle, device="cuda:1")
+    said = refusal(concat, device="cuda:1")
     if "is not found" not in said:
         assert "runs this graph on CPUExecutionProvider only" in said
         assert FakeCudaPackage.asked["enable_fallback"] == 0
@@ -123,12 +133,12 @@ def test_a_silent_fallback_is_found_out(
     assert capsys.readouterr().out == ""
 
 
-def test_a_missing_library_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(concat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the provider's own library is what is missing."""
     monkeypatch.setattr(onnx_session, "_import", lambda: FakeCudaPackage)
     monkeypatch.setattr(onnx_session, "_LIBRARIES", {"CUDAExecutionProvider": "libnowhere.so"})
     assert "libnowhere.so is not found; onnxruntime 1.99 needs NVIDIA's driver, CUDA, cuDNN; install" in refusal(
-        bundle, device="cuda"
+        concat, device="cuda"
     )
 
 

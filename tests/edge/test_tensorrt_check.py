@@ -26,15 +26,27 @@ pytest.importorskip("onnxruntime")
 MODEL = Path(__file__).parents[2] / "models" / "tiny-drafter"
 
 
+KINDS = [("static-compat", "float32"), ("static-compat", "float16"), ("static-native", "float16")]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """(profile, dtype) → a bundle of the embedded drafter."""
     from paceline.export.bundle import export
     from paceline.export.request import Request
     from paceline.export.watch import Watch
 
-    folder = tmp_path_factory.mktemp("bundles") / "tiny"
-    export(Request(str(MODEL), folder, runtime="tensorrt", dtype="float32", max_context=128), Watch())
-    return folder
+    found = {}
+    for profile, dtype in KINDS:
+        folder = found[profile, dtype] = tmp_path_factory.mktemp("bundles") / "tiny"
+        kind: Any = {"profile": profile, "dtype": dtype}
+        export(Request(str(MODEL), folder, runtime="tensorrt", max_context=128, **kind), Watch())
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported(bundles: dict[tuple[str, str], Path]) -> Path:
+    return bundles["static-compat", "float32"]
 
 
 class Spoilt:
@@ -70,14 +82,17 @@ def with_fake(folder: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool) -> Bu
     return BuiltEngine(path, key, 4, 1.0, {})
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_good_engine_stays_and_says_what_was_compared(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: tuple[str, str], bundles: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    """The same graph on both sides, but here padded, in windows and in several steps: that must make no difference."""
+    folder = Path(shutil.copytree(bundles[kind], tmp_path / "bundle"))
     built = with_fake(folder, monkeypatch, spoilt=False)
     shares: list[float] = []
     agreement = check_engine(folder, built, graph_runtime(folder, manifests.read(folder)), progress=shares.append)
-    assert agreement.difference < 1e-4 and agreement.top1 == 1.0 and agreement.positions > 300
+    assert agreement.difference < (1e-4 if kind[1] == "float32" else 0.01)
+    assert agreement.top1 > 0.99 and agreement.positions > 300
     assert shares[-1] == 1.0 and len(shares) == agreement.steps
     manifest = manifests.load(folder, role="drafter")
     assert "as onnxruntime on the CPU, largest difference" in str(manifest.engines[built.path.name]["checked"])

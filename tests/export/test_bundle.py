@@ -277,6 +277,28 @@ def test_a_model_that_cannot_be_had_is_refused(model: Path, tmp_path: Path) -> N
     assert "has no *.safetensors" in refusal(strange, tmp_path / "again")
 
 
+def test_the_weights_are_those_that_the_index_names(model: Path, tmp_path: Path) -> None:
+    """Some models carry the same weights once more in another layout; and a shard may be missing."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for name, part in parts.items():
+        save_file({key: tensors[key] for key in part}, folder / name, metadata={"format": "pt"})
+    places = {key: name for name, part in parts.items() for key in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    export(folder, tmp_path / "out", role="target")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
+    (folder / "b.safetensors").unlink()
+    assert "b.safetensors is missing, but model.safetensors.index.json names it" in refusal(folder, tmp_path / "again")
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert "has no weight_map" in refusal(folder, tmp_path / "again")
+
+
 def test_licences_come_along(tmp_path: Path) -> None:
     """The file, and what the model's card declares."""
     model = model_folder(tmp_path / "model")

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import UserError
-from paceline.export.checkpoint import INDEX, weights, write_shards
+from paceline.export.checkpoint import weights, write_shards
+from paceline.export.source import INDEX
 
 
 @pytest.fixture

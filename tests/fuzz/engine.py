@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
+
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.drafts import KEPT_SEND_TIMES
 from paceline.cloud.engine import Engine, EngineConfig
@@ -12,8 +14,9 @@ from paceline.cloud.requests import Delta, Request
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import ToyLanguage, ToyModel
 from paceline.core.sampling import Sampling
-from paceline.topology.handshake import REJECTION
+from paceline.topology.handshake import DRAFT_AHEAD, REJECTION
 from paceline.topology.wire import (
+    Branch,
     Draft,
     Drafted,
     DraftedItem,
@@ -67,6 +70,7 @@ class Bench:
             deadline=0.05,
             max_tokens=8,
             verification="coupled" if self.exact else "rejection",
+            draft_ahead=supply.choose((0, 5)),
         )
         config = EngineConfig(1 + supply.below(2), max_sessions=2, prefill_chunk=7, drafting=drafting)
         self.engine = Engine(self.model, TOKEN_BYTES, config, self._publish, self.clock)
@@ -124,7 +128,7 @@ class Bench:
         number = self.supply.number
         wild = self.supply.below(4) == 0
         longest, context = (number(), number()) if wild else (16, self.supply.choose((100, 10)))
-        return Welcome(7, "m", "draft_model", 4, context, longest, ["coupled", REJECTION][: 1 + self.supply.below(2)])
+        return Welcome(7, "m", "draft_model", 4, context, longest, [DRAFT_AHEAD, REJECTION][: 1 + self.supply.below(2)])
 
     def _drafted(self, name: str) -> Drafted:
         supply = self.supply
@@ -144,7 +148,25 @@ class Bench:
             proposed += tokens
         weights = None if self.exact and supply.below(8) else messages.weights(supply, proposed)
         epoch = 7 if supply.below(16) else supply.number()
+        if supply.below(4) == 0:
+            items = [msgspec.structs.replace(item, tokens=b"") for item in items]
+            branches = [self._branches(item) for item in items]
+            return Drafted(epoch, items, branches=branches)
         return Drafted(epoch, items, supply.number(), supply.number(), weights=weights)
+
+    def _branches(self, item: DraftedItem) -> list[Branch]:
+        """Of outcomes that may come true, with drafts that may be right."""
+        supply, found = self.supply, []
+        session = self.engine.drafting.sessions.get(item.session)
+        for _ in range(supply.below(4)):
+            right = (
+                plain_tokens(session.request.id)[len(session.tokens) - len(session.request.prompt) :] if session else []
+            )
+            count = supply.below(6)
+            token = right[count] if count < len(right) and supply.below(4) else supply.number() & 0xFFFFFFFF
+            draft = right[count + 1 : count + 5] if supply.below(2) else messages.tokens(supply, VOCABULARY, 17)
+            found.append((count, token, pack_tokens(draft)))
+        return found
 
     def _check(self) -> None:
         for name, ids in self.ids.items():

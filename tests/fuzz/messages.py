@@ -71,6 +71,8 @@ def draft_item(supply: Supply, session: int, held: Sequence[int], vocabulary: in
         near(supply, 2),
         supply.choose((0, 1, 20, 60, 1 << 30)),
         supply.below(3) == 0,
+        supply.choose((0, 0, 1, 5, 16)),
+        supply.choose((0, 0, 1, 4)),
     ]
 
 

@@ -32,6 +32,7 @@ class Bench:
         self.model = ToyModel(ToyLanguage(VOCABULARY, 8, 0.7), max_context=40, kv_slots=110, clock=self.clock)
         form = supply.below(4)
         strategy: Strategy = NGram(max_context=40) if form == 3 else DraftModel(EmulatedRuntime(self.model))
+        self.strategy = strategy
         self.service = DrafterService(strategy, self.clock, LIMITS, self._reply, EPOCH)
         self.replies = 0
         for name in TARGETS:
@@ -96,6 +97,9 @@ class Bench:
         for session in sessions:
             assert len(session.committed) < self.service.max_context
             assert len(session.committed) + len(session.tail) <= session.span.size
+            assert all(fork.valid <= len(session.committed) + len(session.tail) for fork in session.forks)
+        spans = sum(1 + len(session.forks) for session in sessions) + len(self.service.sessions.cache)
+        assert not self.strategy.keeps_kv or spans == len(self.model._states), "a span is lost"
         assert all(len(closed) <= CLOSED_IDS for closed in self.service.sessions._closed.values())
 
     def end(self) -> None:
