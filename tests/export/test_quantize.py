@@ -17,6 +17,8 @@ from paceline.core.vocabulary import Vocabulary
 from paceline.export import graph
 from paceline.export.quantize import quantize
 
+from .graph_models import TOKENIZER, make
+
 MODELS = Path(__file__).parents[2] / "models"
 DRAFTER = MODELS / "tiny-drafter"
 CONTEXT = 256
@@ -78,6 +80,17 @@ def test_int4_leaves_the_head_at_8_bits(plain: Path, tmp_path: Path) -> None:
 
 def _attribute(node: onnx.NodeProto, name: str) -> int:
     return int(next(attribute.i for attribute in node.attribute if attribute.name == name))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3", "mistral", "gemma3_text"])
+def test_every_family_is_quantised(tmp_path: Path, name: str) -> None:
+    """Biases, norms of queries, scaled embeddings and fused products stay; logits move little beside how they spread."""
+    info = graph.write(make(name), tmp_path, "gqa", max_context=CONTEXT)
+    ids = [7 * place % TOKENIZER for place in range(40)]
+    logits, _ = candidates(info.path, ids)
+    quantize(info.path, info.path, "int8")
+    near, _ = candidates(info.path, ids)
+    assert np.abs(logits - near).mean() < 0.05 * logits.std()
 
 
 @pytest.mark.parametrize("profile", ["concat", "static-compat"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -34,6 +35,14 @@ def test_the_step_times_of_an_emulated_model_come_out_as_they_went_in() -> None:
     assert model._used == 0
 
 
+def test_what_only_drafts_has_no_verification_times() -> None:
+    """A drafter's graph answers for one token a session, so it is not asked for more."""
+    model, clock = toy(Pace(StepTimes.doubling(2.0, 0.1), 0.01))
+    found = measure(model, clock, context=100, sessions=2, draft_length=None, repeats=3)
+    assert set(found) == {"step_ms", "prompt_token_ms"}
+    assert found["step_ms"] == pytest.approx({1: 2.01, 2: 2.22}, abs=2e-3)
+
+
 def test_too_many_sessions_are_refused_in_words() -> None:
     """What does not fit is said before anything is measured."""
     model, clock = toy(Pace(), slots=1000)
@@ -41,10 +50,27 @@ def test_too_many_sessions_are_refused_in_words() -> None:
         measure(model, clock, context=300, sessions=8, draft_length=4, repeats=1)
 
 
+def test_the_command_measures_a_bundle(tmp_path: Path) -> None:
+    """Its graph has a type of its own and room for as many sessions as it was made for."""
+    from paceline.export.bundle import export
+    from paceline.export.request import Request
+    from paceline.export.watch import Watch
+
+    bundle = str(tmp_path / "bundle")
+    export(Request(str(MODEL), Path(bundle), max_context=320, max_sessions=2), Watch())
+    app = typer.Typer()
+    app.command()(profile)
+    options = ["--context", "64", "--sessions", "2", "--repeats", "2", "--threads", "1"]
+    result = CliRunner().invoke(app, [bundle, *options])
+    assert result.exit_code == 0, result.output
+    found = Profile.model_validate(yaml.safe_load(result.stdout))
+    assert 0 < found.step_ms.ms(1) <= found.step_ms.ms(2) < 1000
+    said = str(CliRunner().invoke(app, [bundle, *options, "--dtype", "float16"]).exception)
+    assert said == f"--dtype float16: the graph of {bundle} has the type that it was exported with"
+
+
 def test_the_command_writes_a_profile_that_a_topology_takes(tmp_path: Path) -> None:
     """The embedded drafter, measured for real: rising step times, valid as `profile:`."""
-    import typer
-
     app = typer.Typer()
     app.command()(profile)
     out = tmp_path / "drafter.yaml"
