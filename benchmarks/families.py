@@ -1,11 +1,10 @@
-"""Every family in every profile: the graph against torch, as an export compares it, and the engine that TensorRT makes.
+"""Every family in every profile: the graph against torch, as an export compares it.
 
-    python benchmarks/families.py [--models llama gemma3_text …] [--engines]
+    python benchmarks/families.py [--models llama gemma3_text …]
 
 The models are small and random, with large weights, so that a wrong scale, norm, mask or rope shows: the tests' own
 (tests/export/graph_models.py). A cell is the largest difference of a logit in standard deviations, over every step and
-all text, and the share of positions of text with the same proposal at temperature 0.8. --engines: the size of the
-engine and its layers that update a cache and attend, from tensorrt-rtx, which needs no GPU to build.
+all text, and the share of positions of text with the same proposal at temperature 0.8.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ TEXTS = [tokens(CONTEXT, 100 + seed) for seed in range(8)]
 
 
 class Cell(NamedTuple):
-    """A column: what is exported. engine: whether TensorRT takes it."""
+    """A column: what is exported."""
 
     profile: Profile
     dtype: str
-    engine: bool = False
 
     def __str__(self) -> str:
         return f"{self.profile} {self.dtype}"
@@ -53,15 +51,14 @@ CELLS = (
     Cell("gqa", "float16"),
     Cell("concat", "float32"),
     Cell("static-compat", "float32"),
-    Cell("static-compat", "float16", engine=True),
-    Cell("static-native", "float16", engine=True),
+    Cell("static-compat", "float16"),
+    Cell("static-native", "float16"),
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--engines", action="store_true", help="build engines with tensorrt-rtx as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     table = Table("model", *map(str, CELLS), title="difference in standard deviations, same proposals at 0.8")
@@ -71,7 +68,7 @@ def main() -> int:
         cells = []
         for cell in CELLS:
             try:
-                cells.append(compared(module, cell, options.engines))
+                cells.append(compared(module, cell))
             except PacelineError as error:
                 failed += 1
                 cells.append(str(error))
@@ -82,7 +79,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def compared(module: Any, cell: Cell, engines: bool) -> str:
+def compared(module: Any, cell: Cell) -> str:
     """The text of one cell."""
     with tempfile.TemporaryDirectory() as folder:
         info = graph.write(module, Path(folder), cell.profile, cell.dtype, CONTEXT, TOKENIZER)
@@ -93,20 +90,7 @@ def compared(module: Any, cell: Cell, engines: bool) -> str:
         subject = GraphSubject(info.path, cell.profile, shape, rows=ROWS)
         extent = Extent(info.layers, CONTEXT, info.multi_token_batch, cell.dtype)
         found = parity.check(reference, subject, extent, TEXTS)
-        text = f"{found.logit_difference:.0e}, {found.agreement['0.8']:.1%}"
-        return f"{text}; {engine(info.path)}" if engines and cell.engine else text
-
-
-def engine(path: Path) -> str:
-    import tensorrt_rtx
-
-    from paceline.edge.runtimes.tensorrt_steps import Profile as Shapes
-    from paceline.export.engine import build_plan
-
-    plan, layers = build_plan(tensorrt_rtx, path, (Shapes(4, 8), Shapes(1, 32)))
-    updates = layers.get("KV_CACHE_UPDATE", 0) or layers.get("SCATTER", 0)
-    attentions = layers.get("ATTENTION_INPUT", 0) or layers.get("SOFTMAX", 0)
-    return f"{plan.nbytes / 2**20:.1f} MiB, {updates} + {attentions}"
+        return f"{found.logit_difference:.0e}, {found.agreement['0.8']:.1%}"
 
 
 if __name__ == "__main__":

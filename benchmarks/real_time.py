@@ -17,11 +17,12 @@ from paceline.cloud.events import Arrived, LinkUp, Stop, Submit
 from paceline.cloud.requests import Delta
 from paceline.cloud.target import engine_config, load_target
 from paceline.core.clock import RealClock
-from paceline.edge.drafter import capabilities_of, limits_of, load_strategy
+from paceline.edge.drafter import limits_of, load_strategy
 from paceline.edge.events import PeerUp, Received
 from paceline.edge.events import Stop as StopDrafter
 from paceline.edge.service import DrafterService
-from paceline.topology.wire import MAX_DRAFT_LENGTH, PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message, Welcome
+from paceline.topology.wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message
+from paceline.virtual import welcome_of
 
 POLL_SECONDS = 0.02
 
@@ -90,18 +91,7 @@ async def _run(case: Case, lanes: Any, draft_length: Any, last: int) -> Progress
 
     hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "real", target.name, bytes(32), "", vocabulary.size)
     service.inbox.put(PeerUp(target.name, hello))
-    welcome = Welcome(
-        service.epoch,
-        drafter.model or "",
-        drafter.strategy,
-        drafter.max_sessions,
-        strategy.max_context,
-        MAX_DRAFT_LENGTH,
-        max_batch=limits.max_batch,
-        max_messages=limits.max_messages,
-        capabilities=list(capabilities_of(strategy)),
-    )
-    engine.inbox.put(LinkUp(drafter.name, welcome, send))
+    engine.inbox.put(LinkUp(drafter.name, welcome_of(drafter, strategy, limits, service.epoch), send))
     for request in case.requests(0):
         progress.texts[request.id] = []
         engine.inbox.put(Submit(request))

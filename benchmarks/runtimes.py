@@ -227,12 +227,12 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     rows = [row for shape in arguments.shapes for row in measure(shape, arguments)]
+    lines = judged(rows)
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-        return
-    Console(width=120).print(show(rows, arguments.batches))
-    lines = judged(rows)
-    sys.stdout.write("\n".join(lines) + "\n")
+    else:
+        Console(width=120).print(show(rows, arguments.batches))
+        sys.stdout.write("\n".join(lines) + "\n")
     sys.exit(any(line.startswith("MISS") for line in lines))
 
 

@@ -46,13 +46,13 @@ def _chances(session: Session, count: int, agreement: float) -> list[float]:
     """
     state = session.drafts
     if state.weights:
-        return _of_draws(state.proposal[:count], state.weights[:count])
+        return of_draws(state.proposal[:count], state.weights[:count])
     said = state.log_probs[len(session.tokens) - state.log_probs_from :][:count] if state.log_probs else ()
     each = said if len(said) == count else [math.log(max(agreement, LEAST_AGREEMENT))] * count
     return list(itertools.accumulate(each))
 
 
-def _of_draws(tokens: Sequence[int], weights: Sequence[Weights]) -> list[float]:
+def of_draws(tokens: Sequence[int], weights: Sequence[Weights]) -> list[float]:
     """Of a draft that was drawn. Whether a token is verified must not depend on which one was drawn there, or the text
     would be biased (core/rejection.py): it counts with the likeliest that might have been, those before it as drawn."""
     chances, before = [], 0.0

@@ -9,6 +9,7 @@ waited for, so that a change for the better is seen.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from paceline.core.profile import StepTimes
 
 FIRST_LENGTH = 4
 DECIDE_ROUNDS = 8
-LEAST_GAIN = 1.01  # a change must promise so much
+KEPT_LANES, KEPT_LENGTH = 1.007, 1.003  # what is worth so much more if it is kept: sessions that move lose time
 FIRST_REST, LONGEST_REST = 0.5, 30.0  # seconds of plain decoding after speculation was given up at once
+BATCH_ROUNDS = 3  # until it is known well enough how many lanes a draft step holds
 LANES = (1, 2, 3, 4, 6, 8)
 
 
@@ -63,7 +65,7 @@ class Controller:
 
     def __init__(self, freedom: Freedom) -> None:
         self.verify = Curve()
-        self.agreement = Agreement(window=512)  # of all sessions, also of those that have ended
+        self.agreement = Agreement(window=2048)  # of all sessions, also of those that have ended
         self._prior = Prior()
         self._slips = Slips()
         self._rounds = 0
@@ -136,28 +138,26 @@ class Controller:
         return self.plan
 
     def _change(self, outlook: _Outlook, now: float) -> None:
-        """Takes the best plan if it promises enough more than the present one."""
+        """Takes the best plan, the present one if none is clearly better."""
         free, present = self.freedom, self.plan
         lanes = [count for count in LANES if count <= outlook.sessions] if free.lanes is None else [free.lanes]
         lengths = range(MAX_DRAFT_LENGTH + 1) if free.draft_length is None else [free.draft_length]
-        best, most = Plan(present.lanes, present.draft_length), -1.0
-        for count in lanes:
-            for k in lengths:
-                if k == 0 and count != lanes[0]:
-                    continue
-                rate = outlook.rate(count, k)
-                if rate > most * (1 + 1e-9):
-                    best, most = Plan(count, k), rate
-        rate = outlook.rate(present.lanes, present.draft_length)
-        if most < rate * LEAST_GAIN:
-            best, most = Plan(present.lanes, present.draft_length), rate
+        best, most = present, -1.0
+        for count, k in itertools.product(lanes, lengths):
+            if k == 0 and count != lanes[0]:
+                continue
+            kept = (KEPT_LANES if count == present.lanes else 1.0) * (KEPT_LENGTH if k == present.draft_length else 1.0)
+            worth = kept * outlook.rate(count, k)
+            if worth > most * (1 + 1e-9):
+                best, most = Plan(count, k), worth
         if best.draft_length == 0 < present.draft_length:
             self._give_up(now)
         elif best.draft_length > 0 == present.draft_length:
             if now < self._rest_until:
                 return
             self._speculating_since = now
-        self.plan = Plan(best.lanes, best.draft_length, outlook.least(best.lanes, best.draft_length, most))
+        rate = outlook.rate(best.lanes, best.draft_length)
+        self.plan = Plan(best.lanes, best.draft_length, outlook.least(best.lanes, best.draft_length, rate))
 
     def _give_up(self, now: float) -> None:
         """Speculation that is given up soon after it was taken up is not tried again so soon."""
@@ -183,6 +183,7 @@ class _Outlook:
         self._drafters = drafters
         self._agreements = agreements
         self._lengths: dict[int, list[int]] = {}
+        self._gains: dict[tuple[int, float], float] = {}
         self._present = present
         self._slips = slips
         self._budget = math.inf if budget is None else float(budget)
@@ -190,11 +191,17 @@ class _Outlook:
 
     def rate(self, lanes: int, k: int) -> float:
         """Tokens a second of the target."""
-        lengths, fitting = self._of(k), self._fitting(lanes, k)
-        gain = math.fsum(
-            expected_tokens(a, fitting * length) for a, length in zip(self._agreements, lengths, strict=True)
-        )
+        gain = self._gain(k, self._fitting(lanes, k))
         return gain / (self._round(lanes, k) * self._slips.of(Setting(lanes, k)))
+
+    def _gain(self, k: int, fitting: float) -> float:
+        """Tokens of all sessions in one round of each."""
+        if (k, fitting) not in self._gains:
+            each = (
+                expected_tokens(a, fitting * length) for a, length in zip(self._agreements, self._of(k), strict=True)
+            )
+            self._gains[k, fitting] = math.fsum(each)
+        return self._gains[k, fitting]
 
     def present_round(self) -> float:
         """T of the present plan, by the formula."""
@@ -268,7 +275,12 @@ def _cycle(
     step, rtt = drafter.step.times(), drafter.rtt.value + waiting
     one = step.ms(size) / 1000.0
     alone = round_seconds(k * one, verify, rtt, lanes=lanes, step=one, hits=hits)
-    batch = drafter.together(lanes, size)
-    if batch == 1:
+    most = drafter.together(lanes, size)
+    if most == 1:
         return alone
-    return min(alone, round_seconds(k * step.ms(size * batch) / 1000.0, verify, rtt, lanes=lanes, batch=batch))
+    batch, together = 1.0, alone
+    for _ in range(BATCH_ROUNDS):
+        draft = k * step.ms(size * batch) / 1000.0
+        together = round_seconds(draft, verify, rtt, lanes=lanes, batch=most)
+        batch = min(most, 1.0 + (lanes - 1) * draft / together)  # the others are there for S of each T
+    return min(alone, together)

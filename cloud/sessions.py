@@ -38,7 +38,7 @@ class DraftState:
         self.weights: Sequence[Weights] = ()  # what the proposal was drawn from; none where it is a coupled one
         self.log_probs: Sequence[float] = ()  # of proposed tokens from `log_probs_from` on, if the drafter said it
         self.log_probs_from = 0
-        self.agreement = Agreement(window=192)
+        self.agreement = Agreement()
         self.forget()
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ from paceline.core.measured import Average
 WINDOW = 4  # measurements
 LEAST, MOST = 0.8, 1.5
 FORGOTTEN = 60.0  # seconds after which what is not measured any more counts a third
-DOUBT = 1.0  # the model itself counts as much as so many measured settings
+DOUBT = 3.0  # the model itself counts as much as so many measured settings
 
 
 class Setting(NamedTuple):
@@ -43,6 +43,7 @@ class Slips:
         self._since = self._now = 0.0
         self._served = 0
         self._clean = True
+        self._usual = 1.0  # of settings that were not tried
 
     def round(self, sessions: int) -> None:
         """A lane's pass over so many sessions is done."""
@@ -62,17 +63,15 @@ class Slips:
             slip.at = now
         self._stretch = setting, sessions
         self._since, self._now, self._served, self._clean = now, now, 0, True
+        self._usual = self._of_untried()
 
     def of(self, setting: Setting) -> float:
         """By what T of the model is to be multiplied."""
         slip = self._slips.get(setting)
-        if setting.draft_length == 0:
-            return slip.ratio.value if slip else 1.0
-        usual = self._usual()
+        usual = self._usual if setting.draft_length else 1.0  # nobody is met in plain decoding
         return usual + (slip.ratio.value - usual) * self._weight(slip) if slip else usual
 
-    def _usual(self) -> float:
-        """Of a setting that was not tried."""
+    def _of_untried(self) -> float:
         tried = [slip for setting, slip in self._slips.items() if setting.draft_length]
         weights = [self._weight(slip) for slip in tried]
         excess = math.fsum((slip.ratio.value - 1.0) * weight for slip, weight in zip(tried, weights, strict=True))

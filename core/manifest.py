@@ -157,9 +157,10 @@ def write(manifest: Manifest, folder: Path) -> None:
 
 
 def listed(folder: Path) -> list[str]:
-    """Files of `folder` that a manifest must list, sorted."""
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if name != FILE and name.endswith(LOADABLE))
+    """Files of `folder` that a manifest must list, sorted; no loader looks into hidden ones."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
+    return sorted(name for name in names if name != FILE and name.endswith(LOADABLE))
 
 
 def checksums(folder: Path, names: Iterable[str], progress: Progress = lambda count: None) -> dict[str, str]:

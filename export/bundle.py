@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core import manifest as manifests
+from paceline.core.lm.loading import kv_shape
 from paceline.core.manifest import Manifest
 from paceline.export.checkpoint import weights
 from paceline.export.drafter import DrafterBuild, write_checkpoint
@@ -57,6 +58,7 @@ def _sealed(order: Resolved, source: Source, folder: Path, parts: dict[str, Any]
     """Reads back every file that was written, and writes the manifest."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     total = sum((folder / name).stat().st_size for name in names)
+    layers, kv_heads, head_dim = kv_shape(source.config)
     read = sum(path.stat().st_size for path in source.weight_files)
     with watch.step("checksums", total + read) as progress:
         manifest = Manifest(
@@ -66,9 +68,9 @@ def _sealed(order: Resolved, source: Source, folder: Path, parts: dict[str, Any]
             model=source.entry(progress),
             tokenizer_fingerprint=source.vocabulary.fingerprint,
             vocabulary_size=min(source.vocabulary.size, source.config.vocab_size),
-            layers=source.config.num_hidden_layers,
-            kv_heads=source.kv_heads,
-            head_dim=source.head_dim,
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             max_context=order.max_context,
             max_sessions=order.request.max_sessions,
             weight_dtype=order.dtype,

@@ -46,15 +46,6 @@ class Source:
         name = folder.resolve().name if Path(model).is_dir() else model
         return cls(name, folder, read_config(folder), Vocabulary.load(folder), _weight_files(folder))
 
-    @property
-    def kv_heads(self) -> int:
-        return int(self.config.num_key_value_heads or self.config.num_attention_heads)
-
-    @property
-    def head_dim(self) -> int:
-        own = getattr(self.config, "head_dim", None)
-        return int(own or self.config.hidden_size // self.config.num_attention_heads)
-
     def entry(self, progress: Progress = lambda count: None) -> ModelEntry:
         """Name, family and a fingerprint over configuration and weights (every byte is read)."""
         digest = hashlib.sha256()

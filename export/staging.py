@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from paceline.core import manifest as manifests
@@ -35,7 +36,8 @@ def staged(out: Path) -> Iterator[Path]:
 
     Folders above it are made when they are missing. What killed exports of the same place left is removed as well.
     """
-    for left in out.parent.glob(f".{out.name}.*.partial"):
+    out = out.absolute()  # `.` has no name
+    for left in out.parent.glob(f".{escape(out.name)}.*.partial"):
         if not _is_alive(left.name.split(".")[-2]):
             shutil.rmtree(left, ignore_errors=True)
     missing = [above for above in out.parents if not above.exists()]

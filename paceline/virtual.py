@@ -20,8 +20,9 @@ from paceline.cloud.requests import Delta, Request
 from paceline.cloud.target import engine_config, load_target
 from paceline.core.clock import ManualClock
 from paceline.edge.drafter import capabilities_of, limits_of, load_strategy
-from paceline.edge.events import PeerUp, Received
+from paceline.edge.events import Limits, PeerUp, Received
 from paceline.edge.service import DrafterService
+from paceline.edge.strategies.base import Strategy
 from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
 from paceline.topology.wire import (
     MAX_DRAFT_LENGTH,
@@ -112,6 +113,21 @@ class VirtualTarget:
                 self.on_end(answer)
 
 
+def welcome_of(spec: DrafterSpec, strategy: Strategy, limits: Limits, epoch: int) -> Welcome:
+    """What a drafter greets its targets with."""
+    return Welcome(
+        epoch,
+        spec.model or "",
+        spec.strategy,
+        spec.max_sessions,
+        strategy.max_context,
+        MAX_DRAFT_LENGTH,
+        max_batch=limits.max_batch,
+        max_messages=limits.max_messages,
+        capabilities=list(capabilities_of(strategy)),
+    )
+
+
 class VirtualDrafter:
     """A drafter's service on its own clock."""
 
@@ -123,17 +139,7 @@ class VirtualDrafter:
         self.max_sessions = spec.max_sessions
         limits = limits_of(topology, spec)
         self.service = DrafterService(strategy, self.clock, limits, self._reply)
-        self.welcome = Welcome(
-            self.service.epoch,
-            spec.model or "",
-            spec.strategy,
-            spec.max_sessions,
-            strategy.max_context,
-            MAX_DRAFT_LENGTH,
-            max_batch=limits.max_batch,
-            max_messages=limits.max_messages,
-            capabilities=list(capabilities_of(strategy)),
-        )
+        self.welcome = welcome_of(spec, strategy, limits, self.service.epoch)
 
     def due(self) -> float | None:
         return self.clock.now() if self.service.busy or not self.service.inbox.empty() else None

@@ -61,6 +61,7 @@ def test_the_wheel_carries_types_and_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "paceline/py.typed" in names
     assert any(name.endswith("LICENSE") for name in names)
+    assert "paceline/export/texts.json" in names
 
 
 def test_every_folder_imports_from_the_wheel_alone(installed: Path) -> None:

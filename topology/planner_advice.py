@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.core.costs import MAX_DRAFT_LENGTH
+from paceline.topology.planner_ahead import ahead_words
 from paceline.topology.planner_inputs import DrafterTimes, Group, Inputs
 from paceline.topology.planner_steady import PLAIN, Setting, Steady, best_settings, steady
 
@@ -21,6 +22,7 @@ def sentences(inputs: Inputs, groups: Sequence[GroupPlan]) -> Iterator[str]:
     for one in groups:
         yield _verdict(one, inputs)
     for one in groups:
+        yield from _ahead(one, inputs)
         yield from _crowd(one, inputs)
         yield from _noticed(one)
 
@@ -117,6 +119,14 @@ def _nearer(group: Group, drafters: Mapping[str, DrafterTimes]) -> str:
     if most <= 0:
         return " A nearer drafter would not change that."
     return f" It would pay with a round trip under {most:.3g} ms (k = {k})."
+
+
+def _ahead(one: GroupPlan, inputs: Inputs) -> Iterator[str]:
+    """Rates are those of the formulas, as what drafting ahead makes is."""
+    group = one.group
+    if group.drafters:
+        plain, best = (steady([group], inputs.drafters, [setting])[0].tokens_per_s for setting in (PLAIN, one.best))
+        yield from ahead_words(called(group), group, inputs, plain, best)
 
 
 def _crowd(one: GroupPlan, inputs: Inputs) -> Iterator[str]:

@@ -63,6 +63,8 @@ class Group:
     policy: Literal["failover", "spread"]
     deadline: float | None
     verify_budget: int | None = None
+    draft_ahead: int = 0
+    second_choice: float = 0.4
 
     @property
     def decoding(self) -> int:
@@ -185,6 +187,8 @@ def _group(
         policy=target.drafters.policy,
         deadline=target.deadline,
         verify_budget=target.verify_budget,
+        draft_ahead=target.draft_ahead if drafters else 0,
+        second_choice=sum(merged[name].second_choice for name in drafters) / max(1, len(drafters)),
     )
 
 

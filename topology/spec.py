@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from paceline.core.errors import UserError
 from paceline.topology import yaml_lines
 from paceline.topology.key_checks import key_files
-from paceline.topology.spec_bundles import with_runtimes
+from paceline.topology.spec_bundles import with_manifests
 from paceline.topology.spec_checks import Parts, cross_check, missing_models, same_language, unsupported
 from paceline.topology.spec_errors import Finding, Problem, SpecErrors, dotted, located
 from paceline.topology.spec_models import (
@@ -98,7 +98,7 @@ def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = Tru
     problems += [located(finding, document, file) for finding in findings]
     if problems or topology is None:
         raise SpecErrors(problems)
-    topology = with_runtimes(topology)
+    topology = with_manifests(topology)
     topology._file = file
     return topology
 

@@ -11,19 +11,24 @@ from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, Topology
 
 
-def with_runtimes(topology: Topology) -> Topology:
-    """The topology with the runtime of each bundle that is here, wherever the file names none."""
-    return topology.model_copy(update={"drafters": tuple(_with_runtime(drafter) for drafter in topology.drafters)})
+def with_manifests(topology: Topology) -> Topology:
+    """The topology with what the manifest of each bundle that is here says, wherever the file says nothing."""
+    return topology.model_copy(update={"drafters": tuple(_with_manifest(drafter) for drafter in topology.drafters)})
 
 
-def _with_runtime(drafter: DrafterSpec) -> DrafterSpec:
-    if drafter.model is None or "runtime" in drafter.model_fields_set or not manifests.is_bundle(Path(drafter.model)):
+def _with_manifest(drafter: DrafterSpec) -> DrafterSpec:
+    if drafter.model is None or not manifests.is_bundle(Path(drafter.model)):
         return drafter
     try:
-        runtime = manifests.read(Path(drafter.model)).runtime
+        manifest = manifests.read(Path(drafter.model))
     except UserError:  # the drafter itself says what is wrong with it; its targets go on without it
         return drafter
-    return drafter.model_copy(update={"runtime": runtime})
+    says: dict[str, object] = {"runtime": manifest.runtime}
+    if manifest.runtime == "torch":
+        says["max_context"] = min(manifest.max_context, drafter.max_context)
+    else:  # the rows of a graph are as long as they are
+        says |= {"max_context": manifest.max_context, "max_sessions": manifest.max_sessions}
+    return drafter.model_copy(update={key: say for key, say in says.items() if key not in drafter.model_fields_set})
 
 
 def providers(drafters: dict[int, DrafterSpec]) -> Iterator[Finding]:

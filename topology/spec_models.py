@@ -130,9 +130,10 @@ class DrafterSpec(Section):
     listen: v.Listen
     """host:port. Default 127.0.0.1:7070 for the first drafter, 7071 for the second, and so on."""
     max_sessions: v.Count = 16
-    """Sessions held at a time; more are answered `full`."""
+    """Sessions held at a time; more are answered `full`. Default: 16; of a graph, what it was exported for."""
     max_context: v.Tokens = 2048
-    """Longest session in tokens; past it a session is decoded plainly."""
+    """Longest session in tokens; past it a session is decoded plainly. Default: 2048; of a graph, what it was exported
+    for."""
     kv_memory: v.Size | None = None
     """Memory for keys and values. Default: enough for max_sessions × max_context."""
     max_batch: v.Count = 8

@@ -76,12 +76,11 @@ def wrap(
     config = module.config
     check_family(config, max_context)
     context = min(max_context or config.max_position_embeddings, config.max_position_embeddings)
-    kv_heads = config.num_key_value_heads or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers, kv_heads, dim = kv_shape(config)
     if kv_memory is not None:
-        kv_slots = kv_memory // slot_bytes(config.num_hidden_layers, kv_heads, dim, module.dtype)
+        kv_slots = kv_memory // slot_bytes(layers, kv_heads, dim, module.dtype)
     arena = Arena(
-        layers=config.num_hidden_layers,
+        layers=layers,
         slots=-(-context // PAGE) * PAGE if kv_slots is None else kv_slots,
         kv_heads=kv_heads,
         head_dim=dim,
@@ -98,6 +97,13 @@ def wrap(
         model.forward([Segment(span, 0, [0], 1)])
         model.free(span)
     return model
+
+
+def kv_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, key-value heads and the elements of a head, of a transformers configuration."""
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, kv_heads, dim
 
 
 def _check_bundle(folder: Path, role: manifests.Role | None, max_context: int | None) -> int:

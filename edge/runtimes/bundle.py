@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
@@ -40,37 +41,19 @@ def open_bundle(
 
 
 def load_runtime(
-    runtime: str,
-    folder: Path,
-    *,
-    device: str = "cpu",
-    provider: str | None = None,
-    threads: int | None = None,
-    max_context: int | None = None,
-    max_sessions: int | None = None,
-    kv_memory: int | None = None,
+    runtime: str, folder: Path, *, provider: str | None = None, threads: int | None = None, **options: Any
 ) -> Runtime:
     """The runtime of that name over a bundle. UserError, one sentence, for what does not fit or is not there.
 
-    max_context, max_sessions: default what the bundle was made for. kv_memory: bytes.
+    provider, threads: ONNX Runtime's. options: device, max_context, max_sessions, kv_memory, as either `load` has them.
     """
     if runtime == "tensorrt":
         from paceline.edge.runtimes import tensorrt
 
-        return tensorrt.load(
-            folder, device=device, max_context=max_context, max_sessions=max_sessions, kv_memory=kv_memory
-        )
+        return tensorrt.load(folder, **options)
     from paceline.edge.runtimes import onnxruntime
 
-    return onnxruntime.load(
-        folder,
-        device=device,
-        provider=provider,
-        threads=threads,
-        max_context=max_context,
-        max_sessions=max_sessions,
-        kv_memory=kv_memory,
-    )
+    return onnxruntime.load(folder, provider=provider, threads=threads, **options)
 
 
 def row_bytes(manifest: Manifest) -> int:

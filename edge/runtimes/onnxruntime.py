@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.errors import UserError
+from paceline.core.errors import PacelineError, UserError
 from paceline.core.manifest import Manifest
 from paceline.core.model import Segment, Span
 from paceline.edge.runtimes.base import TOP, Runtime, Top
-from paceline.edge.runtimes.bundle import GRAPH, open_bundle, rows_within
+from paceline.edge.runtimes.bundle import GRAPH, open_bundle, row_bytes, rows_within
 from paceline.edge.runtimes.onnx_concat import ConcatRuntime
 from paceline.edge.runtimes.onnx_memory import DeviceRows, HostRows, RowMemory
 from paceline.edge.runtimes.onnx_session import device_index, first_line, open_session
@@ -47,14 +47,21 @@ def load(
     rows = rows_within(manifest, max_sessions or manifest.max_sessions, kv_memory)
     session = open_session(folder / GRAPH, device=device, provider=provider, threads=threads)
     context = max_context or manifest.max_context
-    runtime: Runtime
-    if manifest.profile == "concat":
-        runtime = ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
-    else:
-        memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
-        runtime = OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
-    try:  # a node without a kernel shows, and a GPU's libraries load, in the first step only
+    try:
+        runtime: Runtime
+        if manifest.profile == "concat":
+            runtime = ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
+        else:
+            memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
+            runtime = OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
+        # A node without a kernel shows, and a GPU's libraries load, in the first step only.
         runtime.forward([Segment(Span(0, 0, context), 0, [0], 1)])
+    except MemoryError:
+        raise UserError(
+            f"no memory for {rows} KV rows of {row_bytes(manifest)} bytes each: lower max_sessions or kv_memory"
+        ) from None
+    except PacelineError:
+        raise
     except Exception as error:  # the package's exceptions have no common root but this
         raise UserError(f"onnxruntime cannot run {folder / GRAPH} on {device}: {first_line(error)}") from error
     return runtime

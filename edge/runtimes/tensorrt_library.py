@@ -49,9 +49,7 @@ def import_library(name: Library) -> Any:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        how = "a Jetson has it with JetPack (a venv needs --system-site-packages)" if name == "tensorrt" else ""
-        how = how or "pip install tensorrt-rtx"
-        raise UserError(f"{name} cannot be imported ({error}): {how}") from None
+        raise UserError(f"{name} cannot be imported ({error}): {_HOW_TO_GET[name]}") from None
     if name == "tensorrt" and _numbers(module.__version__) < OLDEST:
         raise UserError(f"TensorRT {module.__version__} is too old: 10.3 or newer is needed, as in JetPack 6.2")
     return module
@@ -140,6 +138,13 @@ def logger_of(trt: Any) -> Any:
                 log.debug("%s: %s", trt.__name__, message.strip())
 
     return Logger()
+
+
+_HOW_TO_GET: dict[Library, str] = {
+    "tensorrt": "a Jetson has it with JetPack (a venv needs --system-site-packages); elsewhere pip install tensorrt,"
+    " or tensorrt-rtx for an RTX card",
+    "tensorrt_rtx": "pip install tensorrt-rtx",
+}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

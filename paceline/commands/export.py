@@ -17,7 +17,6 @@ from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.export.bundle import Report
-    from paceline.export.watch import Watch
 
 Role = Literal["drafter", "target"]
 RuntimeName = Literal["onnxruntime", "tensorrt", "torch"]
@@ -57,6 +56,7 @@ def export(
 ) -> None:
     """Make a bundle of a model; done only once it agrees with torch. Exit 1 when it does not, naming the layer."""
     try:
+        from paceline.commands.export_output import ProgressBar, show
         from paceline.export.bundle import export as make
         from paceline.export.request import Request
     except ModuleNotFoundError as error:
@@ -66,13 +66,11 @@ def export(
             f"paceline export needs the package {error.name}; run: pip install 'paceline[export]'"
         ) from None
     request = Request(model, out, role, runtime, profile, dtype, quantize, max_context, max_sessions, texts, force)
-    with _interruptible():
-        report = make(request, _watch())
+    with _interruptible(), ProgressBar() as watch:
+        report = make(request, watch)
     if as_json:
         typer.echo(json.dumps(_as_dict(report), indent=2))
     else:
-        from paceline.commands.export_output import show
-
         show(report)
 
 
@@ -88,12 +86,6 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _watch() -> Watch:
-    from paceline.commands.export_output import ProgressBar
-
-    return ProgressBar()
 
 
 def _as_dict(report: Report) -> dict[str, Any]:

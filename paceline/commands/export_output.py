@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -13,27 +15,34 @@ from paceline.export.watch import Watch
 
 
 class ProgressBar(Watch):
-    """One line on stderr for each step; nothing where stderr is no terminal."""
+    """One line on stderr for each step, while `with` holds it; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:
         super().__init__()
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._console = Console(stderr=True)
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task: TaskID | None = None
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = TaskID(0)
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
 
     def begin(self, step: str, total: int | None) -> None:
-        self._progress.start()
         self._task = self._progress.add_task(step, total=total)
 
     def advance(self, count: int) -> None:
-        if self._task is not None:
-            self._progress.advance(self._task, count)
+        self._progress.advance(self._task, count)
 
     def end(self) -> None:
-        if self._task is not None and self._progress.tasks[-1].total is None:
+        if self._progress.tasks[-1].total is None:
             self._progress.update(self._task, total=1, completed=1)
-        self._progress.stop()
+        self._progress.stop_task(self._task)
 
 
 def show(report: Report) -> None:
@@ -44,8 +53,8 @@ def show(report: Report) -> None:
         title=f"{manifest.model.name}: {manifest.role} bundle, {kind}", show_header=False, title_justify="left"
     )
     for name, size in sorted(report.sizes.items(), key=lambda item: -item[1])[:4]:
-        table.add_row(name, f"{size / 2**20:.1f} MiB")
-    table.add_row("all files", f"{sum(report.sizes.values()) / 2**20:.1f} MiB")
+        table.add_row(name, decimal(size))
+    table.add_row("all files", decimal(sum(report.sizes.values())))
     table.add_section()
     for step, seconds in report.seconds.items():
         table.add_row(step, f"{seconds:.1f} s")

@@ -136,9 +136,11 @@ def gpu(needs: Set[str]) -> Iterator[Probe]:
 
 def providers(needs: Set[str]) -> Iterator[Probe]:
     """Graph runtimes; not installed is fine unless the topology names one."""
+    # TensorRT for RTX cards serves as well.
+    tensorrt = "tensorrt_rtx" if util.find_spec("tensorrt") is None and util.find_spec("tensorrt_rtx") else "tensorrt"
     for name, module, distribution in (
         ("onnxruntime", "onnxruntime", "onnxruntime"),
-        ("tensorrt", "tensorrt", "tensorrt"),
+        ("tensorrt", tensorrt, tensorrt),
     ):
         if util.find_spec(module) is None:
             status: Status = "fail" if name in needs else "ok"
@@ -147,6 +149,8 @@ def providers(needs: Set[str]) -> Iterator[Probe]:
         try:
             loaded = __import__(module)
             detail = version_of(distribution) or str(getattr(loaded, "__version__", "installed"))
+            if module != name:
+                detail = f"{module} {detail}"
             if name == "onnxruntime":
                 detail += ", built with " + ", ".join(loaded.get_available_providers())
             yield Probe(name, "ok", detail)

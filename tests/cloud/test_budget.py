@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import yaml
 
-from paceline.cloud.budget import _of_draws, drafts_to_verify, likeliest
+from paceline.cloud.budget import drafts_to_verify, likeliest, of_draws
 from paceline.cloud.requests import Request
 from paceline.cloud.sessions import Session
 from paceline.core.model import Span
@@ -40,11 +40,11 @@ def test_the_likeliest_tokens_are_chosen_whosever_they_are() -> None:
 def test_whether_a_drawn_token_is_verified_does_not_depend_on_it() -> None:
     """Its place counts with the likeliest candidate; which one was drawn counts only for the places after it."""
     weights = [Weights([3, 5, 9], [10, 60, 30]), Weights([1, 2], [1, 1]), Weights([4, 8], [9, 1])]
-    reference = _of_draws([5, 1, 4], weights)
+    reference = of_draws([5, 1, 4], weights)
     assert reference == pytest.approx([math.log(0.6), math.log(0.6 * 0.5), math.log(0.6 * 0.5 * 0.9)])
     for place, tokens in ((0, [9, 1, 4]), (1, [5, 2, 4]), (2, [5, 1, 8])):
-        assert _of_draws(tokens, weights)[: place + 1] == reference[: place + 1]
-    assert _of_draws([3, 1, 4], weights)[1] == pytest.approx(math.log(0.1 * 0.5))
+        assert of_draws(tokens, weights)[: place + 1] == reference[: place + 1]
+    assert of_draws([3, 1, 4], weights)[1] == pytest.approx(math.log(0.1 * 0.5))
 
 
 def proposing(name: str, tokens: list[int], log_probs: list[float] | None = None, late: int = 0) -> Session:

@@ -91,6 +91,8 @@ def test_a_missing_file_is_refused_naming_it(bundle: Path) -> None:
 def test_a_file_that_nobody_checked_is_refused(bundle: Path) -> None:
     """One that a loader would find by its name; notes of the user's own are left in peace."""
     (bundle / "NOTES.txt").write_text("mine")
+    (bundle / ".cache").mkdir()
+    (bundle / ".cache" / "download.json").write_text("{}")
     manifests.load(bundle)
     (bundle / "model.safetensors").write_bytes(b"foreign")
     assert f"{bundle / 'model.safetensors'} is not in the bundle's manifest" in refusal(bundle)

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from paceline.core import manifest as manifests
-from paceline.core.manifest import Manifest, ModelEntry, Profile, Quantization
+from paceline.core.manifest import Dtype, Manifest, ModelEntry, Profile, Quantization
 from paceline.export import graph
 from paceline.export.quantize import quantize as quantize_graph
 
@@ -40,13 +40,15 @@ def make_bundle(
     *,
     max_context: int = CONTEXT,
     max_sessions: int = 6,
+    dtype: Dtype = "float32",
     quantize: Quantization | None = None,
+    vocabulary_size: int = VOCABULARY,
     **manifest: Any,
 ) -> Path:
     """A drafter bundle of the module in `folder`. manifest: entries to put in it instead of the right ones."""
     folder.mkdir(parents=True)
     before = module.config._attn_implementation
-    info = graph.write(module, folder, profile, "float32", max_context, VOCABULARY)
+    info = graph.write(module, folder, profile, dtype, max_context, vocabulary_size)
     module.set_attn_implementation(before)
     if quantize:
         quantize_graph(info.path, info.path, quantize)
@@ -62,8 +64,8 @@ def make_bundle(
         "head_dim": info.head_dim,
         "max_context": info.max_context,
         "max_sessions": max_sessions,
-        "weight_dtype": "float32",
-        "kv_dtype": "float32",
+        "weight_dtype": dtype,
+        "kv_dtype": dtype,
         "quantization": quantize,
         "opset": info.opset,
         "top_k": info.top_k,

@@ -63,6 +63,14 @@ def test_kv_memory_counts_rows_and_holds_one_session_at_least(bundle: Path) -> N
     assert f"a row of 96 tokens takes {row} and 2 are needed; give {2 * row}" in said
 
 
+def test_rows_that_find_no_memory_are_told(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake_rows(*arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("paceline.edge.runtimes.onnxruntime.HostRows", fake_rows)
+    assert "no memory for 7 KV rows of 24576 bytes each: lower max_sessions or kv_memory" in refusal(bundle)
+
+
 def test_a_changed_file_is_refused_by_name(bundle: Path, tmp_path: Path) -> None:
     broken = make_bundle(small_llama(), tmp_path / "broken", "gqa")
     data = bytearray((broken / "model.onnx.data").read_bytes())

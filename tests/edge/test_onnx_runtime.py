@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from paceline.core.errors import UserError
 from paceline.core.manifest import Profile
 from paceline.core.model import Segment, Span
 from paceline.edge.rows import ContiguousRows
@@ -19,19 +19,25 @@ from paceline.edge.strategies.draft_model import DraftModel
 
 from .helpers import Bench, item, proposals
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from paceline.core.lm.loading import wrap  # noqa: E402
-from paceline.edge.runtimes.onnxruntime import load  # noqa: E402
-from paceline.edge.runtimes.torch import TorchRuntime  # noqa: E402
+import torch
+from transformers import AutoModelForCausalLM
 
-from .onnx_bundles import CONTEXT, VOCABULARY, make_bundle, small_llama  # noqa: E402
+from paceline.core.lm.loading import wrap
+from paceline.edge.runtimes.onnxruntime import load
+from paceline.edge.runtimes.torch import TorchRuntime
+
+from .onnx_bundles import CONTEXT, VOCABULARY, make_bundle, small_llama
+from .test_torch_runtime import greedy
 
 PROFILES = [profile for profile in get_args(Profile) if profile != "static-native"]  # that one has no float32 graph
 SESSIONS = 4
+CLEAR = 0.05  # between the two likeliest logits
+DRAFTER = Path(__file__).parents[2] / "models" / "tiny-drafter"
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +66,13 @@ def difference(one: Top, other: Top) -> float:
     assert len(one.ids) == len(other.ids)
     if not len(one.ids):
         return 0.0
-    clear = one.logits[:, 0] - one.logits[:, 1] > 1e-3
+    clear = one.logits[:, 0] - one.logits[:, 1] > CLEAR
     assert np.array_equal(one.ids[clear, 0], other.ids[clear, 0])
     return float(np.abs(one.logits - other.logits).max())
 
 
-def test_batches_of_every_shape_give_what_torch_gives(bundle: Path, torch_runtime: TorchRuntime) -> None:
-    """Ragged batches, chunks, rollbacks and rewrites, up to the last place of a row."""
-    runtime = arranged(bundle, max_sessions=SESSIONS)
+def worst_difference(torch_runtime: Runtime, runtime: Runtime, vocabulary: int = VOCABULARY) -> float:
+    """Over ragged batches, chunks, rollbacks and rewrites, up to the last place of a row."""
     draw = random.Random(1)
     spans = [(torch_runtime.allocate(CONTEXT), runtime.allocate(CONTEXT)) for _ in range(SESSIONS)]
     held, worst, full = [0] * SESSIONS, 0.0, 0
@@ -79,14 +84,35 @@ def test_batches_of_every_shape_give_what_torch_gives(bundle: Path, torch_runtim
             start = max(0, held[number] - max(0, draw.randrange(-3, 3)))
             start = start if start < CONTEXT else draw.randrange(CONTEXT)
             count = min(draw.randrange(1, 30 if len(batch) == 1 else 6) if several else 1, CONTEXT - start)
-            tokens = [draw.randrange(VOCABULARY) for _ in range(count)]
+            tokens = [draw.randrange(vocabulary) for _ in range(count)]
             held[number], asked = start + count, int(draw.random() < 0.8)
             full += held[number] == CONTEXT
             for segments, span in zip((theirs, ours), spans[number], strict=True):
                 segments.append(Segment(span, start, tokens, asked))  # type: ignore[arg-type]
         worst = max(worst, difference(torch_runtime.forward(theirs), runtime.forward(ours)))
     assert full > 3
-    assert worst < 1e-3  # of logits up to about 50
+    return worst
+
+
+def test_batches_of_every_shape_give_what_torch_gives(bundle: Path, torch_runtime: TorchRuntime) -> None:
+    """In float32, with logits up to about 50."""
+    assert worst_difference(torch_runtime, arranged(bundle, max_sessions=SESSIONS)) < 1e-3
+
+
+@pytest.mark.parametrize("profile", get_args(Profile))
+def test_half_precision_is_as_near_as_it_can_be(profile: Profile, tmp_path: Path) -> None:
+    """Weights and KV of the embedded drafter in float16, which is what it is stored in."""
+    module = AutoModelForCausalLM.from_pretrained(DRAFTER, dtype=torch.float32)
+    size = module.config.vocab_size
+    folder = make_bundle(module, tmp_path / "half", profile, dtype="float16", vocabulary_size=size)
+    try:
+        runtime = arranged(folder, max_sessions=SESSIONS)
+    except UserError as error:
+        if profile == "static-native" and "opset" in str(error).lower():
+            pytest.skip(f"this onnxruntime is too old for the profile: {error}")
+        raise
+    model = wrap(module, kv_slots=SESSIONS * 256, max_context=CONTEXT)
+    assert worst_difference(TorchRuntime(model), runtime, size) < 0.05
 
 
 def test_proposals_are_the_models_own_greedy_continuation(bundle: Path, module: Any) -> None:
@@ -102,16 +128,6 @@ def test_proposals_are_the_models_own_greedy_continuation(bundle: Path, module: 
             assert proposals(answer) == greedy(module, tokens[number], 4)
             base[number] = answer.held
             tokens[number] += [*proposals(answer)[: draw.randrange(5)], draw.randrange(VOCABULARY)]
-
-
-def greedy(module: Any, tokens: Sequence[int], k: int) -> list[int]:
-    """Without any KV: the whole sequence again for each token, the padded tail left out."""
-    drafted: list[int] = []
-    for _ in range(k):
-        with torch.no_grad():
-            row = module(torch.tensor([[*tokens, *drafted]])).logits[0, -1, :VOCABULARY]
-        drafted.append(int(row.argmax()))
-    return drafted
 
 
 def test_alone_a_session_catches_up_and_drafts_in_one_step(bundle: Path) -> None:

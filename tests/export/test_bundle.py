@@ -230,13 +230,19 @@ def test_an_interrupted_export_leaves_nothing(model: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_older_bundle_is_replaced_only_by_force_and_nothing_else_ever(model: Path, tmp_path: Path) -> None:
+def test_an_older_bundle_is_replaced_only_by_force_and_nothing_else_ever(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """--force is for bundles: a folder of the user's own is never removed."""
     out = tmp_path / "out"
     export(model, out, role="target")
     assert refusal(model, out, role="target") == f"--out {out} holds a bundle already: --force replaces it"
     export(model, out, role="target", dtype="float16", force=True)
     assert manifests.load(out).weight_dtype == "float16"
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    export(model, Path("."), role="target")
+    assert manifests.load(tmp_path / "empty").role == "target"
     mine = tmp_path / "mine"
     shutil.copytree(model, mine)
     assert "is there already and is no bundle" in refusal(model, mine, role="target", force=True)

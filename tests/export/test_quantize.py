@@ -84,7 +84,7 @@ def _attribute(node: onnx.NodeProto, name: str) -> int:
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3", "mistral", "gemma3_text"])
 def test_every_family_is_quantised(tmp_path: Path, name: str) -> None:
-    """Biases, norms of queries, scaled embeddings and fused products stay; logits move little beside how they spread."""
+    """Biases, norms of queries, scaled embeddings and fused products stay; logits move little for how they spread."""
     info = graph.write(make(name), tmp_path, "gqa", max_context=CONTEXT)
     ids = [7 * place % TOKENIZER for place in range(40)]
     logits, _ = candidates(info.path, ids)

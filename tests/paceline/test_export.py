@@ -36,6 +36,19 @@ def test_a_person_gets_sizes_times_and_differences(tmp_path: Path, capsys: pytes
         assert words in out
 
 
+def test_a_terminal_shows_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line each, on stderr, so that what is printed can be piped."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(["export", DRAFTER, "--out", str(tmp_path / "out"), "--max-context", "64", "--json"]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    last = printed.err[printed.err.rindex("read the model") :]  # the last time that all lines were drawn
+    assert [step for step in report["seconds"] if step not in last] == []
+    assert last.count("100%") == len(report["seconds"]) == 4
+
+
 def test_a_script_gets_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The manifest as it was written, sizes and seconds."""
     command = ["export", TARGET, "--out", str(tmp_path / "out"), "--role", "target", "--dtype", "bfloat16", "--json"]

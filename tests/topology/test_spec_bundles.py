@@ -44,6 +44,18 @@ def test_a_bundle_without_a_runtime_gets_its_manifests(tmp_path: Path) -> None:
     assert runtime_of(text.replace("./graph", "./nothing"), tmp_path) == "torch"
 
 
+def test_a_graphs_limits_are_its_drafters_unless_written(tmp_path: Path) -> None:
+    bundle(tmp_path / "graph", "onnxruntime")
+    bundle(tmp_path / "weights", "torch")
+    graph = read(with_drafter("").replace("org/small", "./graph"), tmp_path).drafter("d")
+    assert (graph.max_context, graph.max_sessions) == (8, 1)
+    written = with_drafter("max_context: 4\nmax_sessions: 3").replace("org/small", "./graph")
+    graph = read(written, tmp_path).drafter("d")
+    assert (graph.max_context, graph.max_sessions) == (4, 3)
+    weights = read(with_drafter("").replace("org/small", "./weights"), tmp_path).drafter("d")
+    assert (weights.runtime, weights.max_context, weights.max_sessions) == ("torch", 8, 16)
+
+
 def test_a_written_runtime_stays(tmp_path: Path) -> None:
     """Where it does not fit the bundle, the drafter says so when it loads."""
     bundle(tmp_path / "graph", "onnxruntime")
