@@ -79,7 +79,6 @@ class GraphSubject:
 
         self.name = f"onnxruntime {onnxruntime.__version__} on the CPU"
         self._appends = profile == "concat"
-        self._shape = shape
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch computes in between

@@ -41,9 +41,8 @@ def quantize(source: Path, target: Path, kind: Quantization) -> None:
     _give_the_head_its_weight(graph)
     _quantize_the_embedding(graph)
     products = [node.name for node in graph.node if node.op_type == "MatMul"]
-    head = products[-1:]
     if kind == "int4":
-        model = _products(model, 4, exclude=head)
+        model = _products(model, 4, exclude=products[-1:])  # the last one is the head's
     model = _products(model, 8, exclude=[])
     target.with_name(target.name + ".data").unlink(missing_ok=True)
     onnx.save_model(model, target, save_as_external_data=True, location=target.name + ".data", size_threshold=INLINE)
@@ -103,11 +102,11 @@ def _weight(graph: onnx.GraphProto, name: str) -> TensorProto:
 def _quiet() -> Iterator[None]:
     """Importing the quantizer sets up logging for the whole process, and it reports each product: neither is wanted."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, disabled = root.handlers[:], root.level, root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
         root.handlers[:] = handlers
         root.setLevel(level)

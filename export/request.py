@@ -70,7 +70,7 @@ def resolve(request: Request, source: Source) -> Resolved:
     known = PROFILES[runtime]
     profile = request.profile or known[0]
     if profile not in known:
-        raise UserError(f"--profile {profile}: {runtime} runs {' and '.join(known)}")
+        raise UserError(f"--profile {profile}: {runtime} runs {', '.join(known)}")
     dtypes = DTYPES[profile]
     dtype = request.dtype or ("float16" if runtime == "tensorrt" else dtypes[0])
     if dtype not in dtypes:

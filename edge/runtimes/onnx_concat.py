@@ -56,8 +56,8 @@ class ConcatRuntime:
 
     def forward(self, segments: Sequence[Segment], width: int = TOP) -> Top:
         """One row of candidates for each segment that asks for one; ValueError where it asks for more."""
-        step = Step(None, len(segments), max(len(segment.tokens) for segment in segments), self._top_k)
-        step.fill(segments)
+        step = Step(None, len(segments), max([len(segment.tokens) for segment in segments]), self._top_k)
+        step.fill(segments, self.max_context)
         rows = [segment.span.key for segment in segments]
         past = int(step.starts.max())
         feeds = dict(zip(self._inputs, self._kv[:, rows, :, :past], strict=True))
@@ -65,8 +65,6 @@ class ConcatRuntime:
         step.top_logits, step.top_ids, *grown = self._session.run(names, {**step.inputs, **feeds})
         for row, (span, start, tokens, _) in enumerate(segments):
             count = len(tokens)
-            if start + count > self.max_context:
-                raise ValueError(f"tokens up to {start + count} of a session with room for {self.max_context}")
             for cache, values in zip(self._kv, grown, strict=True):
                 cache[span.key, :, start : start + count] = values[row, :, past : past + count]
         return step.top(segments, width)

@@ -29,12 +29,17 @@ class Step:
         }
         self.outputs: dict[str, NDArray[Any]] = {"top_logits": self.top_logits, "top_ids": self.top_ids}
 
-    def fill(self, segments: Sequence[Segment]) -> None:
-        """What each row is given; what pads it is masked, and overwritten when its turn comes."""
+    def fill(self, segments: Sequence[Segment], max_context: int) -> None:
+        """What each row is given; what pads it is masked, and overwritten when its turn comes.
+
+        ValueError for what no step of the graph can do.
+        """
         for row, (_, start, tokens, wanted) in enumerate(segments):
+            count = len(tokens)
             if wanted > 1:
                 raise ValueError(f"this graph answers for one token a session, not for {wanted}")
-            count = len(tokens)
+            if start + count > max_context:
+                raise ValueError(f"tokens up to {start + count} of a session with room for {max_context}")
             self.ids[row, :count] = tokens
             self.starts[row] = start
             self.last[row] = count - 1

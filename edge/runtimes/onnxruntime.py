@@ -116,13 +116,10 @@ class OnnxRuntime:
     def _run(self, segments: Sequence[Segment], tokens: int, width: int) -> Top:
         if tokens > 1 and len(segments) > 1 and not self.multi_token_batch:
             raise ValueError(f"this graph takes one token a session in a batch, not {tokens}")
-        for span, start, new, _ in segments:
-            end = start + len(new)
-            if end > self.max_context:
-                raise ValueError(f"tokens up to {end} of a session with room for {self.max_context}")
-            self._ends[span.key] = end
         step = self._step(segments[0].span.key, len(segments), tokens)
-        step.fill(segments)
+        step.fill(segments, self.max_context)
+        for span, start, new, _ in segments:
+            self._ends[span.key] = start + len(new)
         self._session.run_with_iobinding(step.binding)
         return step.top(segments, width)
 

@@ -8,21 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.commands.options import Json
 from paceline.core.errors import UserError
+from paceline.core.manifest import Dtype, Profile, Quantization, Role, RuntimeName
 
 if TYPE_CHECKING:
     from paceline.export.bundle import Report
-
-Role = Literal["drafter", "target"]
-RuntimeName = Literal["onnxruntime", "tensorrt", "torch"]
-Profile = Literal["gqa", "concat", "static-compat", "static-native"]
-Dtype = Literal["float32", "float16", "bfloat16"]
-Quantization = Literal["int8", "int4"]
 
 
 def export(
