@@ -110,7 +110,7 @@ class Ahead:
         return sorted(enumerate(chances), key=lambda outcome: -outcome[1])[:count]
 
     def _branch_out(self, session: Session, room: int) -> int:
-        """Makes continuations of a plan, the likeliest first, until about `room` tokens were copied; returns how many."""
+        """Makes continuations, the likeliest first, until about `room` tokens were copied; returns how many were."""
         plan: Plan = session.plan
         copied = 0
         while plan.outcomes and copied < room:
