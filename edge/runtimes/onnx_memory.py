@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.core.manifest import Manifest
 from paceline.edge.runtimes.bundle import ITEM_BYTES
+from paceline.edge.runtimes.tensorrt_parts import Device
 
 
 class RowMemory(Protocol):
@@ -48,23 +49,21 @@ class DeviceRows:
 
     device = "cuda"
 
-    def __init__(self, manifest: Manifest, rows: int, index: int) -> None:
-        from paceline.edge.runtimes.cuda import Cuda
-
+    def __init__(self, manifest: Manifest, rows: int, cuda: Device, index: int) -> None:
         self.index = index
-        self._cuda = Cuda(index)
+        self._cuda = cuda
         self._heads = manifest.kv_heads
         self._slot_bytes = manifest.head_dim * ITEM_BYTES[manifest.kv_dtype]
         self._head_bytes = manifest.max_context * self._slot_bytes
-        self._caches = [self._cuda.allocate(rows * self._heads * self._head_bytes) for _ in range(2 * manifest.layers)]
-        self._cuda.synchronize()
+        self._caches = [cuda.allocate(rows * self._heads * self._head_bytes) for _ in range(2 * manifest.layers)]
+        cuda.synchronize()
 
     def address(self, cache: int, row: int) -> int:
         return self._caches[cache] + row * self._heads * self._head_bytes
 
     def move(self, from_row: int, to_row: int, length: int) -> None:
-        width = length * self._slot_bytes
+        self._cuda.activate()
         for cache in range(len(self._caches)):
             to, source = self.address(cache, to_row), self.address(cache, from_row)
-            self._cuda.copy_rows(to, source, width, self._head_bytes, self._heads)
+            self._cuda.copy_rows(to, source, length * self._slot_bytes, self._head_bytes, self._heads)
         self._cuda.synchronize()  # the graph runs on another stream

@@ -52,7 +52,7 @@ def load(
         if manifest.profile == "concat":
             runtime = ConcatRuntime(session, manifest, rows, name=str(folder), max_context=context)
         else:
-            memory = HostRows(manifest, rows) if device == "cpu" else DeviceRows(manifest, rows, device_index(device))
+            memory = _memory(manifest, rows, device)
             runtime = OnnxRuntime(session, manifest, memory, rows, name=str(folder), max_context=context)
         # A node without a kernel shows, and a GPU's libraries load, in the first step only.
         runtime.forward([Segment(Span(0, 0, context), 0, [0], 1)])
@@ -65,6 +65,15 @@ def load(
     except Exception as error:  # the package's exceptions have no common root but this
         raise UserError(f"onnxruntime cannot run {folder / GRAPH} on {device}: {first_line(error)}") from error
     return runtime
+
+
+def _memory(manifest: Manifest, rows: int, device: str) -> RowMemory:
+    if device == "cpu":
+        return HostRows(manifest, rows)
+    from paceline.edge.runtimes.cuda import Cuda
+
+    index = device_index(device)
+    return DeviceRows(manifest, rows, Cuda(index), index)
 
 
 class OnnxRuntime:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.core.manifest import Profile
+from paceline.core.manifest import Manifest, Profile
 from paceline.core.model import Segment, Span
 from paceline.edge.rows import ContiguousRows
 from paceline.edge.runtimes.base import Runtime, Top
@@ -28,9 +28,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.core.lm.loading import wrap
+from paceline.edge.runtimes.onnx_memory import DeviceRows
 from paceline.edge.runtimes.onnxruntime import load
 from paceline.edge.runtimes.torch import TorchRuntime
 
+from .fake_cuda import BASE, FakeDevice
 from .onnx_bundles import CONTEXT, VOCABULARY, make_bundle, small_llama
 from .test_torch_runtime import greedy
 
@@ -113,6 +115,34 @@ def test_half_precision_is_as_near_as_it_can_be(profile: Profile, tmp_path: Path
         raise
     model = wrap(module, kv_slots=SESSIONS * 256, max_context=CONTEXT)
     assert worst_difference(TorchRuntime(model), runtime, size) < 0.05
+
+
+class FakeHostDevice(FakeDevice):
+    """A fake of a GPU whose addresses are this process' own, so that ONNX Runtime's CPU can bind them."""
+
+    def allocate(self, size: int) -> int:
+        return super().allocate(size) - BASE + int(self.memory.ctypes.data)
+
+    def at(self, address: int, size: int) -> Any:
+        return super().at(address - int(self.memory.ctypes.data) + BASE, size)
+
+
+@pytest.mark.parametrize("profile", ["gqa", "static-compat"])
+def test_rows_on_a_device_hold_the_same(
+    profile: Profile, module: Any, torch_runtime: TorchRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses of windows and copies of rows, as they are on a GPU."""
+    fake = FakeHostDevice()
+
+    def fake_memory(manifest: Manifest, rows: int, device: str) -> DeviceRows:
+        memory = DeviceRows(manifest, rows, fake, 0)
+        memory.device = device
+        return memory
+
+    monkeypatch.setattr("paceline.edge.runtimes.onnxruntime._memory", fake_memory)
+    runtime = arranged(make_bundle(module, tmp_path / "b", profile), max_sessions=SESSIONS)
+    assert worst_difference(torch_runtime, runtime) < 1e-3
+    assert fake.activated  # rows were moved, on the thread that uses them
 
 
 def test_proposals_are_the_models_own_greedy_continuation(bundle: Path, module: Any) -> None:
