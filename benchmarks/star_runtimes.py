@@ -4,7 +4,7 @@ Exports the embedded drafter in float32, 8 and 4 bits and runs examples/star.yam
 torch and with each bundle in the drafter's place, at temperature 0 and 0.8. Prints differing texts, acceptance
 lengths and their ratios to torch's, and the median time that the drafter took for a Draft.
 
-    python benchmarks/star_runtimes.py [--prompts 24] [--tokens 128]
+    python benchmarks/star_runtimes.py [--prompts 24] [--tokens 128] [--kinds int8]
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of weights (default: all)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         stars = {"torch": write_star(Path(folder) / "torch.yaml", DRAFTER)}
-        for name, kind in KINDS.items():
+        for name in arguments.kinds:
             out = Path(folder) / name
-            export(Request(str(DRAFTER), out, quantize=kind, max_context=1024), Watch())
+            export(Request(str(DRAFTER), out, quantize=KINDS[name], max_context=1024), Watch())
             stars[name] = write_star(Path(folder) / f"{name}.yaml", out)
         good = asyncio.run(compare(stars, prompts(arguments.prompts), arguments.tokens))
     print("every text the same, acceptance as torch's" if good else "MISS: see above")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.core.measured import Average
-from paceline.topology.wire import Branch, unpack_tokens
+from paceline.topology.wire import MAX_BRANCHES, Branch, unpack_tokens
 
 LOOK_ROUNDS = 32  # of lanes; then it is judged
 LEAST_SHARE = 0.01  # of the time that lanes wait for drafts must be saved
@@ -38,10 +38,10 @@ class Branches:
         self._drafts: dict[tuple[int, ...], array[int]] = {}
 
     def arrived(self, position: int, branches: Sequence[Branch]) -> bool:
-        """Takes what a drafter sent ahead; False when it is for another round."""
+        """Takes what a drafter sent ahead, MAX_BRANCHES in all; False when it is for another round."""
         if position != self.position:
             return False
-        for accepted, token, draft in branches:
+        for accepted, token, draft in branches[: MAX_BRANCHES - len(self._drafts)]:
             if accepted <= len(self._proposal):
                 followed = (*self._proposal[:accepted], token)
                 self._drafts[followed] = unpack_tokens(draft)

@@ -20,7 +20,7 @@ from paceline.cloud.drafter_log import DrafterLog
 from paceline.cloud.drafters import Drafters, DrafterState, Policy
 from paceline.cloud.drafts import draft_item, parts
 from paceline.cloud.lanes import Lane
-from paceline.cloud.proposals import branches_arrived, propose, propose_drawn, take_branch
+from paceline.cloud.proposals import acknowledge, branches_arrived, propose, propose_drawn, take_branch
 from paceline.cloud.sessions import Session
 from paceline.core.rejection import Weights
 from paceline.topology.log_probs import log_probs_of_items
@@ -182,6 +182,7 @@ class Drafting:
         asked: dict[Session, int] = {}
         patience = 0.0
         saved: list[float] = []
+        waits = len(sessions) < len(lane.sessions) and any(s.drafts.awaited for s in lane.sessions)
         for session in sessions:
             drafter = self._assign(session, now)
             k = self._draft_length(session, drafter, now)
@@ -200,6 +201,7 @@ class Drafting:
                     continue
                 state.awaited = state.caught_up
                 patience = max(patience, drafter.patience(k))
+                state.due = now + drafter.patience(k)
             elif now >= drafter.probe_at and (probe := k or self._probe_length(session, drafter)):
                 drafter.probe_at = now + PROBE_INTERVAL  # nobody waits for it; its answer says how things are
                 asked[session] = probe
@@ -210,15 +212,16 @@ class Drafting:
         unreached = self._send(asked, now)
         for session in unreached:
             session.drafts.awaited = False
-        if patience and len(unreached) < len(asked):
-            lane.deadline = now + patience
+        if patience and len(unreached) < len(asked):  # who joins a lane that waits already does not make it wait longer
+            lane.deadline = min(lane.deadline, now + patience) if waits else now + patience
 
     def give_up(self, sessions: Sequence[Session], now: float) -> None:
         """A lane goes: nothing of its sessions is awaited any more, and drafters that kept it waiting are noted."""
         missed: dict[str, bool] = {}
         for session in sessions:
             state = session.drafts
-            if state.wanted and state.drafter is not None:
+            early = state.awaited and now < state.due  # it joined a lane that could wait no longer
+            if state.wanted and state.drafter is not None and not early:
                 missed[state.drafter] = missed.get(state.drafter, False) or state.awaited
             state.awaited = False
         for name, late in missed.items():
@@ -344,8 +347,10 @@ class Drafting:
             if session is None or session.drafts.drafter != drafter.name or item.held > len(session.tokens):
                 continue
             state = session.drafts
+            if not state.branches_asked:
+                continue
             state.unanswered_since = None
-            _acknowledge(session, item.held)
+            acknowledge(session, item.held)
             if branches_arrived(session, item, its_branches, self._vocabulary_size):
                 wait, _ = drafter.round_trip(state.wanted)
                 waited = now - state.sent_at.get(len(session.tokens), now)
@@ -366,7 +371,7 @@ class Drafting:
             state.check = check_hash(session.tokens[: state.acknowledged])
             state.caught_up = state.awaited = False
             return not doubled
-        advanced = _acknowledge(session, item.held)
+        advanced = acknowledge(session, item.held)
         if item.status == OK:
             state.caught_up = True
             if weights and self._draws(session):
@@ -384,13 +389,3 @@ class Drafting:
             elif item.status == BEYOND:
                 state.refused_until[drafter.name] = math.inf
         return advanced and state.cut
-
-
-def _acknowledge(session: Session, held: int) -> bool:
-    """The drafter holds so many tokens; True if that is news."""
-    state = session.drafts
-    advanced = held > state.acknowledged
-    if advanced:
-        state.check = check_hash(session.tokens[state.acknowledged : held], state.check)
-        state.acknowledged = held
-    return advanced

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from paceline.cloud.sessions import Session
 from paceline.core.rejection import Weights
 from paceline.core.sampling import accepted
-from paceline.topology.wire import Branch, DraftedItem, unpack_tokens
+from paceline.topology.wire import Branch, DraftedItem, check_hash, unpack_tokens
 
 
 def propose(session: Session, item: DraftedItem, vocabulary_size: int) -> tuple[int, int]:
@@ -68,6 +68,16 @@ def branches_arrived(session: Session, item: DraftedItem, branches: Sequence[Bra
         and state.awaited
         and take_branch(session, state.wanted, vocabulary_size)
     )
+
+
+def acknowledge(session: Session, held: int) -> bool:
+    """The drafter holds so many tokens; True if that is news."""
+    state = session.drafts
+    advanced = held > state.acknowledged
+    if advanced:
+        state.check = check_hash(session.tokens[state.acknowledged : held], state.check)
+        state.acknowledged = held
+    return advanced
 
 
 def known(tokens: array[int], vocabulary_size: int) -> array[int]:

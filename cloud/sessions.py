@@ -27,6 +27,7 @@ class DraftState:
         self.drafter: str | None = None
         self.refused_until: dict[str, float] = {}  # drafters that have no place for it, and until when
         self.awaited = False
+        self.due = 0.0  # until when
         self.wanted = 0  # tokens that the last round asked for
         self.resent = False  # what the drafter said it lacks, since the last round
         self.took = 0.0  # seconds that the last draft took to come

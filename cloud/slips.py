@@ -15,6 +15,7 @@ from paceline.core.measured import Average
 WINDOW = 4  # measurements
 LEAST, MOST = 0.8, 1.5
 FORGOTTEN = 60.0  # seconds after which what is not measured any more counts a third
+CURIOSITY = 0.02  # a number of lanes that was never tried may look so much worse and is tried all the same
 DOUBT = 3.0  # the model itself counts as much as so many measured settings
 
 
@@ -44,6 +45,7 @@ class Slips:
         self._served = 0
         self._clean = True
         self._usual = 1.0  # of settings that were not tried
+        self._lanes_tried: set[int] = set()
 
     def round(self, sessions: int) -> None:
         """A lane's pass over so many sessions is done."""
@@ -61,6 +63,7 @@ class Slips:
             seconds = (now - self._since) * sessions / self._served
             slip.ratio.add(min(max(seconds / expected, LEAST), MOST))
             slip.at = now
+            self._lanes_tried.add(setting.lanes)
         self._stretch = setting, sessions
         self._since, self._now, self._served, self._clean = now, now, 0, True
         self._usual = self._of_untried()
@@ -69,6 +72,8 @@ class Slips:
         """By what T of the model is to be multiplied."""
         slip = self._slips.get(setting)
         usual = self._usual if setting.draft_length else 1.0  # nobody is met in plain decoding
+        if setting.draft_length and setting.lanes not in self._lanes_tried:
+            usual -= CURIOSITY
         return usual + (slip.ratio.value - usual) * self._weight(slip) if slip else usual
 
     def _of_untried(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+SHORTEST = 1e-3  # ms: no pass takes no time at all, also where it is said to be free, so every rate is finite
+
 
 @dataclass(frozen=True)
 class StepTimes:
@@ -31,10 +33,13 @@ class StepTimes:
         return StepTimes(tuple(points))
 
     def ms(self, size: float) -> float:
-        """Milliseconds of a pass of that size."""
+        """Milliseconds of a pass of that size; SHORTEST at the least."""
+        return max(SHORTEST, self._ms(size))
+
+    def _ms(self, size: float) -> float:
         points = self.points
         if len(points) == 1 or size <= points[0][0]:
             return points[0][1]
         index = min(bisect_right(points, size, key=lambda point: point[0]), len(points) - 1)
         (low, below), (high, above) = points[index - 1], points[index]
-        return max(0.0, below + (above - below) * (size - low) / (high - low))
+        return below + (above - below) * (size - low) / (high - low)

@@ -9,7 +9,7 @@ one whose outcome came true becomes the session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,13 +77,14 @@ class Ready(NamedTuple):
 class Ahead:
     """The plans of all sessions; true while one of them has something left to draft.
 
-    max_batch: sequences in one step.
+    most: sequences in one step. spare: frees memory that is merely kept, one span a call; False when there is none.
     """
 
-    def __init__(self, strategy: Strategy, max_batch: int) -> None:
+    def __init__(self, strategy: Strategy, most: int, spare: Callable[[], bool]) -> None:
         self._strategy = strategy
-        self._max_batch = max_batch
-        self._open: list[Session] = []  # in the order in which their proposals left
+        self._most = most
+        self._spare = spare
+        self._open: dict[Session, None] = {}  # in the order in which their proposals left
         self._agreement = Average(SEEN)
         self._second = Average(SEEN)
         self.tokens = 0  # drafted ahead
@@ -100,7 +101,7 @@ class Ahead:
             return
         outcomes = self._likeliest(verified, session.branches)
         session.plan = Plan(len(session.committed), session.tail[:verified], session.rewrites, k, outcomes, [])
-        self._open.append(session)
+        self._open[session] = None
 
     def _likeliest(self, verified: int, count: int) -> list[tuple[int, float]]:
         """The `count` likeliest outcomes for which the next token can be guessed, as (accepted, chance)."""
@@ -167,8 +168,10 @@ class Ahead:
         if idle:
             return max(idle, key=lambda fork: fork.valid)
         span = self._strategy.allocate(session.span.size)
-        if span is None:
-            return None
+        while span is None:
+            if not self._spare():
+                return None
+            span = self._strategy.allocate(session.span.size)
         session.forks.append(Fork(span))
         return session.forks[-1]
 
@@ -180,19 +183,23 @@ class Ahead:
     def step(self) -> list[Ready]:
         """One draft step of the likeliest continuations; returns what is ready by it. The oldest plans go first."""
         batch: list[Continuation] = []
+        looked_at: list[Session] = []
         copied = 0
         for session in self._open:
+            looked_at.append(session)
             if session.plan is not None and session.phase is Phase.IDLE:
                 copied += self._branch_out(session, COPIED_A_STEP - copied)
             batch += self._unfinished(session)
-            if len(batch) >= self._max_batch:
+            if len(batch) >= self._most:
                 break
-        del batch[self._max_batch :]
+        del batch[self._most :]
         if batch:
             self._strategy.advance([continuation.session for continuation in batch])
             self.tokens += len(batch)
-        ready = [self._tell(session) for session in self._open if session.plan is not None]
-        self._open = [s for s in self._open if self._unfinished(s) or (s.plan is not None and s.plan.outcomes)]
+        ready = [self._tell(session) for session in looked_at if session.plan is not None]
+        for session in looked_at:
+            if not self._unfinished(session) and (session.plan is None or not session.plan.outcomes):
+                del self._open[session]
         return [one for one in ready if one.branches]
 
     @staticmethod
@@ -236,8 +243,7 @@ class Ahead:
         session.plan = None
         for fork in session.forks:
             fork.busy = False
-        if session in self._open:
-            self._open.remove(session)
+        self._open.pop(session, None)
 
     def _learn(self, plan: Plan, right: int, next_token: int | None) -> None:
         """How often first choices are right, and second ones where the first was wrong."""

@@ -31,7 +31,7 @@ from paceline.topology.process import StatusFile, load_or_stop, settle_runtime
 from paceline.topology.server import DrafterServer
 from paceline.topology.spec import DrafterSpec, Topology
 from paceline.topology.transports import renew_transport
-from paceline.topology.wire import MAX_DRAFT_LENGTH
+from paceline.topology.wire import MAX_BRANCHES, MAX_DRAFT_LENGTH
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def limits_of(topology: Topology, spec: DrafterSpec) -> Limits:
         max_sessions=spec.max_sessions,
         max_batch=MANY if emulated else spec.max_batch,
         max_messages=spec.max_batch if emulated else 0,
+        max_ahead=MAX_BRANCHES if emulated else spec.max_batch,
         weights={target.name: target.weight for target in topology.targets_of(spec)},
     )
 

@@ -14,6 +14,7 @@ class Limits:
     """What one drafter takes on.
 
     max_batch: sessions in one draft step. max_messages: Draft messages drafted for at once, 0 for any number.
+    max_ahead: sequences in one step of drafting ahead.
     max_queue: sessions of one target that may wait. chunk: most tokens of catch-up between two draft steps;
     chunk_share: which share of the shortest round of any target such a chunk may take (it shrinks to that), so that
     a Draft that arrives just after it began costs its target little.
@@ -24,6 +25,7 @@ class Limits:
     max_sessions: int = 64
     max_batch: int = 8
     max_messages: int = 0
+    max_ahead: int = 8
     max_queue: int = 256
     chunk: int = 256
     chunk_share: float = 0.1

@@ -74,7 +74,7 @@ class DrafterService:
         self.sessions = Sessions(strategy, bounds, strategy.keeps_tail)
         self._mail = Mail()
         self._queues = Queues(limits, strategy.reads_together)
-        self._ahead = Ahead(strategy, limits.max_batch)
+        self._ahead = Ahead(strategy, limits.max_ahead, self.sessions.spare_kept)
         self._strategy = strategy
         self._clock = clock
         self._limits = limits
@@ -304,8 +304,10 @@ class DrafterService:
         start, before = self._clock.now(), self._ahead.tokens
         for one in self._ahead.step():
             ready.setdefault(one.session.target, []).append(one)
+        end = self._clock.now()
+        self.statistics.ahead_seconds += end - start
         if self._recorder is not None:
-            self._recorder.forward(AHEAD, self._ahead.tokens - before, start, self._clock.now())
+            self._recorder.forward(AHEAD, self._ahead.tokens - before, start, end)
         for target, group in ready.items():
             items = [DraftedItem(r.session.id, int(Status.OK), r.position, r.position) for r in group]
             self.statistics.branches += sum(len(r.branches) for r in group)

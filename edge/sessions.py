@@ -155,7 +155,7 @@ class Sessions:
         span = None
         while self._bounds.roomy and span is None:
             span = self._memory.allocate(self._bounds.max_context)
-            if span is None and not (self._free_forks() or self.cache.evict()):
+            if span is None and not self._make_room():
                 break
         return span
 
@@ -164,12 +164,18 @@ class Sessions:
             span = self._memory.allocate(length)
             if span is not None:
                 return span
-            if not (self._free_forks() or self.cache.evict() or self._evict_idle(now)):
+            if not (self._make_room() or self._evict_idle(now)):
                 return None
 
-    def _free_forks(self) -> bool:
-        """What is drafted ahead gives way to sessions; False when there is none."""
-        return any([self._drop_forks(session) for session in self._sessions.values() if session.forks])
+    def _make_room(self) -> bool:
+        """One thing gives way to sessions, False when there is none: KV that was kept, down to a quarter of what it may
+        be, then the forks of the session that was idle longest, then the rest of what was kept."""
+        forked = next((session for session in self._sessions.values() if session.forks), None)
+        return self.spare_kept() or (forked is not None and self._drop_forks(forked)) or self.cache.evict()
+
+    def spare_kept(self) -> bool:
+        """Frees the oldest kept KV for drafting ahead, if a quarter of max_sessions remain kept."""
+        return len(self.cache) > self._bounds.max_sessions // 4 and self.cache.evict()
 
     def _drop_forks(self, session: Session) -> bool:
         forks, session.forks, session.plan = session.forks, [], None

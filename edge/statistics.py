@@ -9,8 +9,8 @@ class Statistics:
     """Counters and bounded windows; written by the service's thread, `snapshot` may be called from any.
 
     utilization is the share of the time between the first forward and the last that forwards took: 1 means the
-    drafter never waited for a target. queue_ms is a Draft's wait until its first forward, draft_ms the time from
-    there to its answer; both over the last 1 024 answers.
+    drafter never waited for a target. Drafting ahead fills idle time and counts apart. queue_ms is a Draft's wait
+    until its first forward, draft_ms the time from there to its answer; both over the last 1 024 answers.
     """
 
     def __init__(self) -> None:
@@ -22,6 +22,7 @@ class Statistics:
         self.queue_ms = Window(1024)
         self.draft_ms = Window(1024)
         self.tokens_drafted = 0
+        self.ahead_seconds = 0.0
         self.tokens_ahead = 0  # drafted for rounds that might come
         self.branches = 0  # sent ahead
         self.tokens_read = 0  # catch-up: committed tokens computed in chunks
@@ -42,14 +43,19 @@ class Statistics:
 
     @property
     def utilization(self) -> float:
+        return self._share(self.busy_seconds)
+
+    def _share(self, seconds: float) -> float:
+        """Of the time between the first forward and the last."""
         if self.first_work is None or self.last_work <= self.first_work:
             return 0.0
-        return self.busy_seconds / (self.last_work - self.first_work)
+        return seconds / (self.last_work - self.first_work)
 
     def snapshot(self) -> dict[str, object]:
         """All figures, ready for JSON."""
         return {
             "utilization": self.utilization,
+            "ahead": self._share(self.ahead_seconds),
             "sessions_peak": self.sessions_peak,
             "live_sessions": self.live_sessions,
             "queue_ms": self.queue_ms.summary(),

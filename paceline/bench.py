@@ -2,7 +2,8 @@
 
 plain decodes without drafters; standard is one target alone at its drafter, in one lane; star is all targets at once,
 in one lane; lanes is all targets with several lanes; auto leaves lanes and draft length to the controller. Each target
-always has the same number of requests in flight, and every mode gets the same requests: their texts are compared.
+always has the same number of requests in flight, and every mode gets the same requests: their texts are compared
+(bench_texts.py).
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class Job:
 
 @dataclass
 class Timed:
-    """One request and its answer; times in seconds on any one clock."""
+    """One request and its answer; times in seconds on any one clock. error: why it has no whole answer."""
 
     sent: float
     token_ids: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens
     ended: float = 0.0
+    prompt_tokens: int | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -69,6 +72,15 @@ class Measured:
     lanes: int
     draft_length: int
 
+    @property
+    def all(self) -> list[Timed]:
+        return [one for answers in self.answers.values() for one in answers]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all targets."""
+        return sum(map(tokens_per_second, self.answers.values()))
+
 
 def modes(topology: Topology, names: Sequence[str] = MODES) -> list[Mode]:
     """The modes that make sense for a topology. UserError for a name that is none."""
@@ -77,7 +89,7 @@ def modes(topology: Topology, names: Sequence[str] = MODES) -> list[Mode]:
         raise UserError(f"--modes {unknown[0]}: there is no such mode; there are {', '.join(MODES)}")
     everyone = tuple(target.name for target in topology.targets)
     found = []
-    for name in names:
+    for name in dict.fromkeys(names):
         targets = everyone[:1] if name == "standard" else everyone
         if name == "star" and len(everyone) == 1 and "standard" in names:
             continue  # the same thing
@@ -100,11 +112,32 @@ def _changes(spec: TargetSpec, mode: str) -> dict[str, Any]:
     return {"lanes": lanes, "draft_length": 4 if spec.draft_length in (0, "auto") else spec.draft_length}
 
 
-def row(
-    mode: Mode, job: Job, measured: Measured, reference: Measured | None, predicted: float | None
-) -> dict[str, Any]:
-    """What `bench --json` says of one mode. reference: the mode whose texts it must have."""
-    timed = [one for answers in measured.answers.values() for one in answers]
+def check_room(topology: Topology, job: Job) -> None:
+    """UserError where a target's context has no room for a request; a text's tokens are for its server to count."""
+    longest = max(1 if isinstance(prompt, str) else len(prompt) for prompt in job.prompts)
+    for target in topology.targets:
+        if longest + job.max_tokens > target.max_context:
+            raise UserError(
+                f"--max-tokens {job.max_tokens}: with a prompt of {longest} that is more than {target.name}'s context "
+                f"of {target.max_context} tokens"
+            )
+
+
+def in_use(mode: Mode, job: Job, plans: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(lanes, draft length) on average over the targets. plans: each one's, of which lanes without a session are none,
+    and nothing is drafted without drafters."""
+    lanes, lengths = [], []
+    for name, (most, length) in zip(mode.targets, plans, strict=True):
+        spec = mode.topology.target(name)
+        drafted = bool(spec.drafters.names)
+        lanes.append(min(most, job.in_flight, spec.max_sessions) if drafted else 1)
+        lengths.append(length if drafted else 0)
+    return round(sum(lanes) / len(lanes)), round(sum(lengths) / len(lengths))
+
+
+def row(mode: Mode, job: Job, measured: Measured, predicted: float | None) -> dict[str, Any]:
+    """What `bench --json` says of one mode, but for its texts. None: there is no such figure."""
+    timed = [one for one in measured.all if one.error is None]
     first_tokens = [1000.0 * (one.arrivals[0][0] - one.sent) for one in timed if one.arrivals]
     gaps = [
         1000.0 * (later[0] - sooner[0])
@@ -118,37 +151,29 @@ def row(
         "in_flight": job.in_flight,
         "lanes": measured.lanes,
         "draft_length": measured.draft_length,
-        "tokens_per_s": sum(map(tokens_per_second, measured.answers.values())),
+        "tokens_per_s": measured.tokens_per_s,
         "predicted_tokens_per_s": predicted,
         "ttft_ms": _only(first_tokens, "p50", "p99"),
         "itl_ms": _only(gaps, "p50", "p99", "std"),
         "e2e_ms": _only(whole, "p50", "p99"),
         "acceptance_length": measured.acceptance_length,
         "drafter_utilization": measured.drafter_utilization,
-        "identical_text": None if reference is None else same_texts(measured, reference),
     }
 
 
 def tokens_per_second(answers: Sequence[Timed]) -> float:
     """Of one target, while all its places were taken: until the first request ends that nobody follows."""
+    if not answers:
+        return 0.0
     start = min(one.sent for one in answers)
     end = min(one.ended for one in answers if one.ended >= max(other.sent for other in answers))
     tokens = sum(count for one in answers for at, count in one.arrivals if at <= end)
     return tokens / (end - start) if end > start else 0.0
 
 
-def same_texts(measured: Measured, reference: Measured) -> bool:
-    """Whether each request that both modes served has the same tokens."""
-    return all(
-        ours.token_ids == theirs.token_ids
-        for target, answers in measured.answers.items()
-        for ours, theirs in zip(answers, reference.answers.get(target, ()), strict=False)
-    )
-
-
-def _only(values: list[float], *names: str) -> dict[str, float]:
+def _only(values: list[float], *names: str) -> dict[str, float | None]:
     found = summary(values)
-    return {name: found[name] for name in names}
+    return {name: found[name] if values else None for name in names}
 
 
 def toy_prompts(count: int, length: int, vocabulary_size: int, first: int = 0) -> list[list[int]]:

@@ -32,6 +32,7 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_tokens: int | None = None  # where the usage was asked for
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)
 
@@ -90,6 +91,8 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 def _take(done: Completion, event: dict[str, Any], progress: Callable[[int], None]) -> None:
     if "error" in event:
         raise PacelineError(f"{done.target}: {event['error'].get('message', event['error'])}")
+    if event.get("usage"):
+        done.prompt_tokens = event["usage"]["prompt_tokens"]
     for choice in event.get("choices", ()):
         ids = choice.get("token_ids") or []
         done.text += choice.get("text", "")

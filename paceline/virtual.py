@@ -63,6 +63,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens
     ended: float | None = None
+    error: str | None = None
 
 
 class VirtualTarget:
@@ -109,7 +110,7 @@ class VirtualTarget:
             if delta.token_ids:
                 answer.arrivals.append((now, len(delta.token_ids)))
             if delta.finish_reason is not None:
-                answer.ended = now
+                answer.ended, answer.error = now, delta.error
                 self.on_end(answer)
 
 

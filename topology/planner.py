@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.core.errors import UserError
 from paceline.topology.planner_advice import sentences
+from paceline.topology.planner_ahead import ahead_tokens_per_s
 from paceline.topology.planner_inputs import Conditions, Group, Inputs, gather, nodes_of
 from paceline.topology.planner_mix import simulate_mix
 from paceline.topology.planner_resources import Memory, Traffic, memory, traffic
@@ -123,8 +125,16 @@ def predicted_tokens_per_s(
     topology: Topology, conditions: Conditions, profiles: Mapping[str, Profile] | None = None
 ) -> float:
     """Of all targets as they are set, and nothing else of the plan: what a measurement is compared with. A few requests
-    say little, so several runs of them are averaged."""
+    say little, so several runs of them are averaged.
+
+    Drafting ahead is not simulated: there it is what the formula says, and a UserError where that does not apply.
+    """
     inputs = gather(topology, conditions, profiles or {})
+    for group in inputs.groups:
+        if group.draft_ahead and group.draft_length != 0:
+            if (ahead := ahead_tokens_per_s(group, inputs)) is not None:
+                return ahead
+            raise UserError(f"{group.names[0]}: no prediction of draft_ahead but for a target alone, in one lane")
     settings = _configured(inputs)
     rates = steady(inputs.groups, inputs.drafters, settings)
     tokens = (conditions.requests or ENOUGH_TOKENS) * conditions.output_tokens * len(topology.targets)

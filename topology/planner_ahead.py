@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.costs import (
     MAX_DRAFT_LENGTH,
+    MAX_LANES,
     ahead_hit_rate,
     expected_tokens,
     lane_draft_seconds,
@@ -49,9 +50,22 @@ def _estimate(group: Group, drafter: DrafterTimes, k: int, branches: int | None)
     return AheadEstimate(k, hits, sessions * expected_tokens(agreement, k) / seconds)
 
 
+def ahead_tokens_per_s(group: Group, inputs: Inputs) -> float | None:
+    """What a target that drafts ahead makes as it is set; None where the formula does not apply: in several lanes,
+    with several targets or drafters, or with a budget."""
+    lanes = min(MAX_LANES if group.lanes is None else group.lanes, group.decoding)
+    if not _alone(group, inputs) or lanes > 1 or group.verify_budget is not None:
+        return None
+    return ahead_estimate(group, inputs.drafters[group.drafters[0]], group.draft_ahead).tokens_per_s
+
+
+def _alone(group: Group, inputs: Inputs) -> bool:
+    return len(inputs.groups) == group.count == len(group.drafters) == 1
+
+
 def ahead_words(name: str, group: Group, inputs: Inputs, plain: float, best: float) -> Iterator[str]:
     """A sentence where a target drafts ahead, or should. plain, best: tokens a second without."""
-    alone = len(inputs.groups) == group.count == len(group.drafters) == 1
+    alone = _alone(group, inputs)
     if group.draft_ahead and not (alone and group.lanes in (1, None)):
         yield f"{name}: draft_ahead is not in these figures; it adds to them where the drafter is idle."
         return

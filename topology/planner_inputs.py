@@ -20,8 +20,8 @@ class Conditions:
     """What users ask for and how far apart the nodes are.
 
     rtt: seconds, up + down, of every link; None where nobody said. in_flight: requests at each target at all times.
-    requests: how many each target gets in all, the first ones at once; None for no end. agreement: overrides the
-    profiles'.
+    requests: how many each target gets in all, the first ones at once; None for no end; so many are in flight at the
+    most. agreement: overrides the profiles'.
     """
 
     prompt_tokens: int = 128
@@ -84,6 +84,8 @@ class Inputs:
 
 def gather(topology: Topology, conditions: Conditions, profiles: Mapping[str, Profile]) -> Inputs:
     """Raises UserError with one sentence when numbers are missing. profiles: by node, in place of the topology's."""
+    if conditions.requests is not None:
+        conditions = replace(conditions, in_flight=min(conditions.in_flight, conditions.requests))
     nodes = {node.name: node for node in nodes_of(topology)}
     for name in profiles:
         if name not in nodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.core.errors import UserError
 from paceline.topology.planner_inputs import DrafterTimes, Group, Inputs
 from paceline.topology.planner_steady import Setting, Steady
 from paceline.topology.simulation import simulate
@@ -19,10 +20,14 @@ REQUESTS = 12  # each request in flight is followed by so many, the first of whi
 FOREVER = 1e6  # seconds
 JITTER = 2e-5  # seconds that messages are late, on average: nodes that always meet at the same instant are no model
 MOST_ROUNDS = 20_000  # of all lanes: what a fraction of a second allows
+UNBEARABLE_ROUNDS = 2_000_000  # where one target's requests last so much longer than another's rounds
 
 
 def simulate_mix(inputs: Inputs, settings: Sequence[Setting], rates: Sequence[Steady], seed: int = 0) -> Outcome:
-    """All targets with the inputs' requests. rates: what the formulas say, to know how long to look."""
+    """All targets with the inputs' requests. rates: what the formulas say, to know how long to look.
+
+    UserError where the rounds of one target are too short beside the requests of another.
+    """
     conditions = inputs.conditions
     if conditions.requests is not None:
         return simulate(world(inputs, settings, seconds=FOREVER, requests=conditions.requests, seed=seed))
@@ -31,6 +36,12 @@ def simulate_mix(inputs: Inputs, settings: Sequence[Setting], rates: Sequence[St
         passes = conditions.output_tokens / one.acceptance + conditions.prompt_tokens / group.prefill_chunk + 1
         life = max(life, passes * one.cycle.seconds)
         rounds += group.count * one.load.filled / one.cycle.seconds  # a second
+    if 3 * life * rounds > UNBEARABLE_ROUNDS:
+        quick = min(zip(inputs.groups, rates, strict=True), key=lambda pair: pair[1].cycle.seconds)[0]
+        raise UserError(
+            f"{quick.names[0]}'s passes are too short beside a request of the slowest target, {life:.3g} s: plan them "
+            "apart, or with step times that are more alike"
+        )
     seconds = max(3 * life, min(REQUESTS * life, MOST_ROUNDS / rounds))
     return simulate(world(inputs, settings, seconds=seconds, warm_up=life, seed=seed))
 

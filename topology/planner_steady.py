@@ -16,7 +16,7 @@ from paceline.topology.planner_cycles import Cycle, Load, cycles
 from paceline.topology.planner_inputs import DrafterTimes, Group
 
 SWEEPS = 3
-MOST_TARGETS = 4096  # looked at for N_break-even; more stand for "no limit"
+MOST_TARGETS = 4096  # looked at for N_full and N_break-even; more stand for "no limit"
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,17 @@ def choices_of(group: Group) -> list[Setting]:
 
 
 def n_full(one: Steady, drafters: Mapping[str, DrafterTimes]) -> int | None:
-    """Targets like this one that leave the first of its drafters no idle time; None where it does not speculate."""
+    """Targets like this one that leave the first of its drafters no idle time; None where it does not speculate, and
+    for more than MOST_TARGETS."""
     load = one.load
     if not load.k or not load.group.drafters:
         return None
     spec = drafters[load.group.drafters[0]]
     sessions = load.drafted / load.filled / len(load.group.drafters)
-    full = load.group.agreement**load.k
-    draft = lane_draft_seconds(spec.step, sessions, load.k, spec.token_ms, most=spec.sequences, full_acceptance=full)
-    return full_targets(draft, load.verify, load.group.rtt, lanes=load.filled)
+    whole = load.group.agreement**load.k
+    draft = lane_draft_seconds(spec.step, sessions, load.k, spec.token_ms, most=spec.sequences, full_acceptance=whole)
+    full = full_targets(draft, load.verify, load.group.rtt, lanes=load.filled)
+    return full if full <= MOST_TARGETS else None
 
 
 def n_break_even(group: Group, setting: Setting, drafters: Mapping[str, DrafterTimes]) -> int | None:

@@ -164,18 +164,26 @@ def read_size(value: Any, base: Base = None) -> int:
     raise ValueError(f"must be a size such as 2GiB or 512MiB, not {shown(value)}")
 
 
-_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|us|s|min)")
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_SECONDS = re.compile(rf"({_NUMBER.pattern}) ?(ms|us|s|min)")
+_NO_TIME = re.compile(r"0+(?:\.0+)? ?(?:ms|us|s|min)?")
+_A_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0, "min": 1 / 60}
 
 
 def read_seconds(value: Any, base: Base = None) -> float:
-    """0.2, 200ms or 2s → seconds. Raises ValueError."""
+    """0.2, 200ms or 2s → seconds, more than 0. Raises ValueError."""
     match = _SECONDS.fullmatch(value) if isinstance(value, str) else None
-    if match:
-        scale = {"us": 1e6, "ms": 1e3, "s": 1.0, "min": 1 / 60}[match[2]]
-        value = float(match[1]) / scale
-    if type(value) in (int, float) and 0 < value <= 3600:
-        return float(value)
+    seconds = float(match[1]) / _A_SECOND[match[2]] if match else value
+    if type(seconds) in (int, float) and 0 < seconds <= 3600:
+        return float(seconds)
     raise ValueError(f"must be seconds, such as 0.2, or a time such as 200ms, not {shown(value)}")
+
+
+def read_seconds_option(text: str) -> float:
+    """The same out of a command line, where numbers are text, and with 0 as a time too. Raises ValueError."""
+    if _NO_TIME.fullmatch(text):
+        return 0.0
+    return read_seconds(float(text) if _NUMBER.fullmatch(text) else text)
 
 
 def read_step_times(value: Any, base: Base = None) -> StepTimes:

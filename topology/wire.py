@@ -251,6 +251,8 @@ def _check(message: Message) -> None:
 
 
 def _check_branches(items: Sequence[DraftedItem], branches: Sequence[Sequence[Branch]]) -> None:
+    if sum(map(len, branches)) > MAX_ITEMS:
+        raise WireError(f"{sum(map(len, branches))} branches in a Drafted are over the limit of {MAX_ITEMS}")
     if len(items) != len(branches):
         raise WireError(f"branches of {len(branches)} sessions in a Drafted of {len(items)}")
     for item, its_branches in zip(items, branches, strict=True):

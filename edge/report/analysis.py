@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.edge.report.recording import AHEAD, DRAFT, READ, Recording
+from paceline.edge.report.recording import DRAFT, READ, Recording
 from paceline.topology.wire import Status
 
 Floats = NDArray[np.float64]
@@ -159,7 +159,8 @@ class Analysis:
 
     @property
     def utilization(self) -> float:
-        return self.busy(DRAFT) + self.busy(READ) + self.busy(AHEAD)
+        """Of work that sessions waited for; drafting ahead fills idle time and is not in it."""
+        return self.busy(DRAFT) + self.busy(READ)
 
     # --- tokens
 

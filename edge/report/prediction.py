@@ -10,7 +10,6 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.core.profile import StepTimes
 from paceline.edge.report.analysis import Analysis
-from paceline.edge.report.recording import AHEAD
 from paceline.topology.planner_inputs import Conditions, gather
 from paceline.topology.planner_mix import simulate_mix
 from paceline.topology.planner_steady import best_settings, choices_of, steady
@@ -91,7 +90,7 @@ def _formulas(analysis: Analysis, topology: Topology, profiles: dict[str, Profil
                 mean([r.tokens_per_s for r in rates]),
                 _mean([analysis.committed_rate(place) for place in places]),
             ),
-            Compared("drafter busy", "%", 100 * busy, 100 * (analysis.utilization - analysis.busy(AHEAD))),
+            Compared("drafter busy", "%", 100 * busy, 100 * analysis.utilization),
         )
     )
 

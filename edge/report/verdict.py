@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.edge.report.analysis import STAGES, Analysis
-from paceline.edge.report.recording import AHEAD, DRAFT, READ
+from paceline.edge.report.recording import DRAFT, READ
 
 FULL = 0.85  # share of the time in forwards from which on the drafter itself is the limit
 MATTERS = 0.15  # share of a round that is worth a sentence
@@ -31,7 +31,7 @@ def shares(analysis: Analysis) -> dict[str, float]:
 def _limit(analysis: Analysis) -> str:
     parts = shares(analysis)
     latency, away = float(np.mean(analysis.latency)), float(np.mean(analysis.away)) if len(analysis.away) else 0.0
-    busy = analysis.utilization - analysis.busy(AHEAD)
+    busy = analysis.utilization
     work = f"forwards take {busy:.0%} of the time"
     if parts["queue"] > 0.5 and busy > FULL:
         wait = float(np.mean(analysis.rounds["queue"]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from paceline.core.errors import UserError
 
 TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="The YAML file that describes the deployment.")]
 OptionalTopologyFile = Annotated[
@@ -16,3 +19,10 @@ RunDir = Annotated[
     Path | None, typer.Option("--run-dir", metavar="DIR", help="Where status files and logs go; kept afterwards.")
 ]
 NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly: no drafter, no speculation.")]
+
+
+def finite(option: typer.CallbackParam, value: float | None) -> float | None:
+    """The callback of an option that holds a number: `inf` and `nan` are numbers to Python, and within any bounds."""
+    if value is not None and not math.isfinite(value):
+        raise UserError(f"{option.opts[0]} must be a finite number, not {value}")
+    return value

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands.options import Json, TopologyFile
+from paceline.commands.options import Json, TopologyFile, finite
 from paceline.core.errors import UserError
 
 
@@ -26,7 +26,7 @@ def plan(
     ] = None,
     agreement: Annotated[
         float | None,
-        typer.Option("--agreement", min=0.0, max=1.0, help="Share of draft tokens that are the target's own."),
+        typer.Option("--agreement", min=0.0, max=1.0, callback=finite, help="Share of draft tokens that are the target's own."),
     ] = None,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens of an answer.")] = 256,
@@ -62,11 +62,11 @@ def plan(
 
 
 def _seconds(text: str | None) -> float | None:
-    from paceline.topology.spec_values import read_seconds
+    from paceline.topology.spec_values import read_seconds_option
 
     if text is None:
         return None
     try:
-        return read_seconds("0ms" if text == "0" else text)
+        return read_seconds_option(text)
     except ValueError as error:
         raise UserError(f"--rtt {error}") from None

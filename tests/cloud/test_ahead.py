@@ -11,7 +11,7 @@ from paceline.cloud.ahead import FIRST_REST, LOOK_ROUNDS, AheadControl, Branches
 from paceline.cloud.drafters import DrafterState
 from paceline.cloud.events import Arrived, Reconfigure
 from paceline.topology.handshake import DRAFT_AHEAD
-from paceline.topology.wire import Branch, Drafted, DraftedItem, DraftItem, Status, Welcome, pack_tokens
+from paceline.topology.wire import MAX_BRANCHES, Branch, Drafted, DraftedItem, DraftItem, Status, Welcome, pack_tokens
 
 from .helpers import EPOCH, VOCABULARY, Bench, FakeDrafter, ask, plain
 
@@ -110,6 +110,29 @@ def test_branches_of_another_round_and_of_unknown_ids_are_worth_nothing() -> Non
     drafter.answer(drafter.last(), rest[4:6])
     bench.finish()
     assert bench.ids["r"] == text
+
+
+def test_no_more_branches_are_kept_than_a_session_can_use_and_none_that_nobody_asked_for() -> None:
+    """A drafter that floods costs the memory of sixteen drafts a session."""
+    bench = AheadBench()
+    drafter, _, text = bench.opened()
+    drafter.answer(drafter.last(), text[2:4])
+    bench.engine._receive(False)
+    (session,) = bench.engine.drafting.sessions.values()
+    for first in range(0, 4000, 16):
+        bench.send_ahead(drafter, drafter.last(), *[(1, token, pack_tokens([1])) for token in range(first, first + 16)])
+        bench.engine._receive(False)
+    assert len(session.drafts.branches._drafts) == MAX_BRANCHES
+    bench.finish()
+    assert bench.ids["r"] == text
+    quiet = AheadBench(branches=0)
+    drafter, _, text = quiet.opened()
+    drafter.answer(drafter.last(), text[2:4])
+    quiet.engine._receive(False)
+    quiet.send_ahead(drafter, drafter.last(), (0, 1, pack_tokens([1])))
+    quiet.engine._receive(False)
+    (session,) = quiet.engine.drafting.sessions.values()
+    assert not session.drafts.branches._drafts
 
 
 def test_a_branch_longer_than_what_is_asked_for_now_is_cut() -> None:

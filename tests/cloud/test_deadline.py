@@ -7,7 +7,7 @@ import pytest
 from paceline.cloud.drafters import DrafterState
 from paceline.topology.wire import Drafted, DraftedItem, Welcome, pack_tokens
 
-from .helpers import VOCABULARY, Bench, ask
+from .helpers import VOCABULARY, Bench, ask, plain
 
 
 def miss(bench: Bench, times: int) -> None:
@@ -199,3 +199,21 @@ def test_how_long_a_prompt_is_read_says_nothing_about_drafts() -> None:
     drafter.answer(drafter.last(), text[1:5])
     assert bench.engine.step()
     assert bench.engine.drafting.drafters["d"].arrivals.percentile(99) == pytest.approx(0.05)
+
+
+def test_who_joins_a_waiting_lane_does_not_make_it_wait_longer() -> None:
+    """The lane goes when its first wait is over; the newcomer's drafter, whose time was not up, has missed nothing."""
+    bench = Bench(drafters=("d", "e"), deadline=0.1, policy="spread")
+    _, _, text = bench.opened(ask(max_tokens=30))
+    started = bench.clock.now()
+    bench.clock.advance(0.06)
+    other = ask("s", prompt=(9, 9))
+    bench.submit(other)
+    assert bench.engine.step()  # its prompt; it joins the lane
+    bench.clock.advance(0.05)
+    assert bench.clock.now() > started + 0.1
+    assert bench.engine.step()
+    assert len(bench.model.passes[-1]) == 2
+    assert [state._misses for state in bench.engine.drafting.drafters.values()] == [1, 0]
+    bench.finish()
+    assert bench.ids["r"] == text and bench.ids["s"] == plain(other)

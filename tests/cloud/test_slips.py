@@ -7,7 +7,7 @@ import random
 import pytest
 
 from paceline.cloud.agreement import FIRST_SHARE, Agreement, Prior, prior_of
-from paceline.cloud.slips import LEAST, MOST, Setting, Slips
+from paceline.cloud.slips import CURIOSITY, LEAST, MOST, Setting, Slips
 
 TWO, FOUR, PLAIN = Setting(2, 4), Setting(4, 4), Setting(1, 0)
 
@@ -26,7 +26,8 @@ def test_a_setting_is_judged_by_its_own_rounds_and_the_others_a_little() -> None
     now = stretch(slips, TWO, 0.0, 0.3)  # sessions still moved in it
     now = stretch(slips, TWO, now, 0.12)
     assert slips.of(TWO) == pytest.approx(1.2)
-    assert slips.of(FOUR) == pytest.approx(1.05)
+    assert slips.of(FOUR) == pytest.approx(1.05 - CURIOSITY)
+    assert slips.of(Setting(2, 5)) == pytest.approx(1.05)
     assert slips.of(PLAIN) == 1.0
 
 
@@ -61,7 +62,7 @@ def test_a_stretch_with_something_else_in_it_says_nothing() -> None:
     now = stretch(slips, FOUR, now, 0.2)
     slips.round(9)
     slips.compare(FOUR, 9, 0.1, now + 0.2)
-    assert slips.of(TWO) == slips.of(FOUR) == 1.0
+    assert slips.of(TWO) == slips.of(FOUR) == 1.0 - CURIOSITY
 
 
 def test_slips_are_bounded() -> None:

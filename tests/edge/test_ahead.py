@@ -124,9 +124,9 @@ def test_nothing_is_drafted_ahead_while_another_session_waits() -> None:
 
 def test_a_step_holds_no_more_sequences_than_the_batch() -> None:
     """With two places, a step ahead has two."""
-    bench = opened(limits=Limits(max_batch=2))
+    bench = opened(limits=Limits(max_ahead=2))
     bench.ask("a", ahead(PROMPT))
-    assert max(map(len, bench.model.forwards)) == 2
+    assert max(map(len, bench.model.forwards)) == 2  # of Limits.max_ahead
     assert len(sent_ahead(bench)) == K + 1
 
 
@@ -142,6 +142,20 @@ def test_forks_are_freed_with_their_session_and_give_way_to_others() -> None:
     bench.close("a", 1, 2)
     bench.settle()
     assert bench.model.used_slots == sum(kept.span.size for kept in bench.service.sessions.cache._kept.values())
+
+
+def test_kept_texts_give_way_to_forks_down_to_a_quarter() -> None:
+    """A drafter whose memory is full of texts that ended drafts ahead as on its first day."""
+    bench = opened(limits=Limits(max_sessions=8), kv_slots=8 * 64, max_context=64)
+    made = []
+    for number in range(1, 17):
+        before = len(bench.sent)
+        bench.ask("a", ahead([number, number, *range(20)], session=number))
+        made.append(len(sent_ahead(bench, before)))
+        bench.close("a", number)
+        bench.settle()
+    assert made == [K + 1] * 16
+    assert len(bench.service.sessions.cache) >= 2
 
 
 def test_a_session_at_the_end_of_its_context_has_no_room_for_branches() -> None:
@@ -197,7 +211,7 @@ def walk(
 @pytest.mark.parametrize("seed", range(6))
 def test_branches_are_right_whatever_the_target_does(seed: int) -> None:
     """A random walk over outcomes, rewrites and lost branches, over the toy language."""
-    bench = opened(limits=Limits(max_batch=random.Random(seed).choice([1, 2, 8])))
+    bench = opened(limits=Limits(max_ahead=random.Random(seed).choice([1, 2, 8])))
     assert walk(bench, toy_greedy, LANGUAGE.vocabulary_size, 60, seed) > 10
 
 

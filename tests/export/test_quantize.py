@@ -44,9 +44,9 @@ def candidates(path: Path, ids: list[int]) -> tuple[Any, Any]:
     return np.array([logits for logits, _ in found]), np.array([top for _, top in found])
 
 
-# Measured: first choices agree in 98.8 and 95.3 %, their logits differ by 0.023 and 0.133, 31 and 23 % of bytes remain.
+# Measured: first choices agree in 98.4 and 96.1 %, their logits differ by 0.023 and 0.133, 27 and 22 % of bytes remain.
 @pytest.mark.parametrize(
-    ("kind", "bytes_left", "agreement", "away"), [("int8", 0.33, 0.97, 0.05), ("int4", 0.25, 0.92, 0.25)]
+    ("kind", "bytes_left", "agreement", "away"), [("int8", 0.29, 0.97, 0.05), ("int4", 0.24, 0.92, 0.25)]
 )
 def test_the_drafter_stays_what_it_was(
     plain: Path, tmp_path: Path, kind: Quantization, bytes_left: float, agreement: float, away: float

@@ -203,6 +203,7 @@ def ahead(items: list[DraftedItem], branches: list[list[tuple[int, int, bytes]]]
         (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 1 << 32, b"")]]), "<= 4294967295"),
         (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 2, bytes(68))]]), "length <= 64"),
         (ahead([DraftedItem(1, 0, 0, 0)], [[(1, 2, b"")] * 17]), "length <= 16"),
+        (ahead([DraftedItem(1, 0, 0, 0)] * 300, [[(1, 2, b"")] * 16] * 300), "4800 branches"),
         (draft(branches=17), "<= 16"),
         (draft(taken=17), "<= 16"),
         (Close(epoch=1, sessions=[3, -3]), ">= 0"),
