@@ -22,6 +22,7 @@ from typing import Any
 from common import DRAFTER, ROOT, TARGET, median
 
 from paceline import bench, bench_real
+from paceline.bench_texts import same_texts
 from paceline.commands.bench import TEXTS
 from paceline.core.costs import expected_tokens
 from paceline.topology.planner import predicted_tokens_per_s
@@ -81,7 +82,7 @@ def run(repeats: int, in_flight: int, temperature: float) -> dict[str, Any]:
         "predicted_tokens_per_s": predicted,
         "lanes_over_standard": rates["lanes"] / rates["standard"],
         "predicted_lanes_over_standard": predicted["lanes"] / predicted["standard"],
-        "identical_text": all(bench.same_texts(one, reference) for some in turns.values() for one in some),
+        "identical_text": all(same_texts(one, reference) for some in turns.values() for one in some),
     }
 
 

@@ -118,8 +118,8 @@ def check_room(topology: Topology, job: Job) -> None:
     for target in topology.targets:
         if longest + job.max_tokens > target.max_context:
             raise UserError(
-                f"--max-tokens {job.max_tokens}: with a prompt of {longest} that is more than {target.name}'s context "
-                f"of {target.max_context} tokens"
+                f"--max-tokens {job.max_tokens} leaves no room for the prompts in {target.name}'s context of "
+                f"{target.max_context} tokens"
             )
 
 

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from paceline.bench import Job, Measured, Mode, Timed
+from paceline.bench import Job, Measured, Mode, Timed, check_room, in_use
 from paceline.cloud.requests import Request
+from paceline.core.errors import PacelineError
 from paceline.core.sampling import Sampling, choice_seed
 from paceline.virtual import Answer, VirtualTarget, VirtualWorld
 
-FOREVER = 1e6  # seconds of virtual time after which something hangs
+NEVER_ENDED = "it never ended"
 
 
 def measure(mode: Mode, job: Job, rtt: float = 0.0) -> Measured:
-    """Runs the load of every target to its end. rtt: seconds, on every link."""
+    """Runs the load of every target to its end. rtt: seconds, on every link. PacelineError when a warm-up fails."""
+    check_room(mode.topology, job)
     world = VirtualWorld(mode.topology, rtt)
     users = [_Users(world.targets[name], job, number) for number, name in enumerate(mode.targets)]
     world.run(lambda: all(user.warm for user in users))
-    lanes, lengths = [], []
     for user in users:
         user.begin()
     world.run(lambda: all(user.done for user in users))
-    for user in users:
-        plan = user.target.engine.controller.plan
-        lanes.append(plan.lanes)
-        lengths.append(plan.draft_length if mode.topology.drafters else 0)
+    plans = [user.target.engine.controller.plan for user in users]
+    lanes, length = in_use(mode, job, [(plan.lanes, plan.draft_length) for plan in plans])
     busy = [drafter.service.statistics.utilization for drafter in world.drafters.values()]
     accepted = [user.target.engine.statistics.acceptance_length for user in users]
     return Measured(
         answers={user.target.name: user.answers for user in users},
         acceptance_length=sum(accepted) / len(accepted),
         drafter_utilization=sum(busy) / len(busy) if busy else None,
-        lanes=round(sum(lanes) / len(lanes)),
-        draft_length=round(sum(lengths) / len(lengths)),
+        lanes=lanes,
+        draft_length=length,
     )
 
 
@@ -43,6 +42,7 @@ class _Users:
         self._number = number
         self._next = self._warm = 0
         self._answers: list[Answer] = []
+        self._trouble: str | None = None
         target.on_end = self._ended
         for index in range(job.in_flight):
             self._submit(f"warm-{index}", -1 - index, job.max_tokens)
@@ -57,10 +57,12 @@ class _Users:
 
     @property
     def answers(self) -> list[Timed]:
-        return [Timed(one.sent, one.token_ids, one.arrivals, one.ended or FOREVER) for one in self._answers]
+        return [_timed(one) for one in self._answers]
 
     def begin(self) -> None:
         """The requests that are measured."""
+        if self._warm < self._job.in_flight or self._trouble:
+            raise PacelineError(f"{self.target.name}: warming up failed: {self._trouble or NEVER_ENDED}")
         for _ in range(self._job.in_flight):
             self._follow()
 
@@ -79,5 +81,15 @@ class _Users:
     def _ended(self, answer: Answer) -> None:
         if "-warm-" in answer.request.id:
             self._warm += 1
+            self._trouble = self._trouble or answer.error
         else:
             self._follow()
+
+
+def _timed(answer: Answer) -> Timed:
+    """One that nothing more would come of has ended with what came last."""
+    prompt = len(answer.request.prompt)
+    if answer.ended is not None:
+        return Timed(answer.sent, answer.token_ids, answer.arrivals, answer.ended, prompt, answer.error)
+    last = answer.arrivals[-1][0] if answer.arrivals else answer.sent
+    return Timed(answer.sent, answer.token_ids, answer.arrivals, last, prompt, NEVER_ENDED)

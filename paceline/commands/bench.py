@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, TopologyFile
+from paceline.commands.options import Json, TopologyFile, finite
 from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
     from paceline.bench import Job, Measured, Mode
+    from paceline.bench_texts import Texts
     from paceline.topology.spec import Topology
 
 TEXTS = (
@@ -39,16 +40,21 @@ def bench(
         str, typer.Option("--modes", help="Of plain,standard,star,lanes,auto; with commas between.")
     ] = "plain,standard,star,lanes,auto",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=2.0, callback=finite, help="0 is greedy.")
+    ] = 0.0,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns of each mode; the median one counts.")] = 1,
     virtual: Annotated[
         bool, typer.Option("--virtual", help="Emulated nodes on virtual time: seconds instead of minutes.")
     ] = False,
-    rtt: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="With --virtual: round trip of every link.")] = 0.0,
+    rtt: Annotated[
+        float, typer.Option("--rtt-ms", min=0.0, callback=finite, help="With --virtual: round trip of every link.")
+    ] = 0.0,
     as_json: Json = False,
 ) -> None:
     """Measure plain, standard, star, two-lane and auto side by side, and check that their texts are the same."""
     from paceline import bench as core
+    from paceline.bench_texts import compared
     from paceline.topology.spec import load_topology, require_models
     from paceline.topology.spec_checks import is_emulated
 
@@ -60,26 +66,28 @@ def bench(
     if rtt and not virtual:
         raise UserError("--rtt-ms is for --virtual; real links have the round trip that they have")
     prompts = core.toy_prompts(64, TOY_PROMPT_TOKENS, _vocabulary_size(topology)) if emulated else list(TEXTS)
-    job = core.Job(prompts, requests or 4 * in_flight, in_flight, max_tokens, temperature)
+    count = requests or 4 * in_flight
+    job = core.Job(prompts, count, min(in_flight, count), max_tokens, temperature)
+    core.check_room(topology, job)
     chosen = core.modes(topology, [name.strip() for name in modes.split(",")])
-    found = _measure(chosen, job, repeats, virtual, rtt / 1000.0, quiet=as_json)
-    reference = found.get("plain") or next(iter(found.values()))
-    rows = [
-        core.row(mode, job, found[mode.name], reference, _predicted(mode, job, rtt / 1000.0 if virtual else None))
-        for mode in chosen
-    ]
+    turns = _measure(chosen, job, repeats, virtual, rtt / 1000.0, quiet=as_json)
+    texts = compared(chosen, job, turns)
+    rows = [_row(mode, job, turns[mode.name], texts[mode.name], rtt / 1000.0 if virtual else None) for mode in chosen]
     if as_json:
         typer.echo(json.dumps({"rows": rows, "emulated": emulated, "virtual_time": virtual}))
     else:
         _show(rows, job, emulated, virtual)
-    if not all(row["identical_text"] for row in rows):
+    for row in rows:
+        if row["failed"]:
+            typer.echo(f"{row['mode']}: {row['failed']} requests failed, such as {row['failure']}", err=True)
+    if any(row["identical_text"] is False or row["failed"] for row in rows):
         raise typer.Exit(1)
 
 
-def _measure(chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: float, quiet: bool) -> dict[str, Measured]:
-    """The median turn of each mode, by its tokens a second; turns of the modes are interleaved."""
-    from paceline.bench import tokens_per_second
-
+def _measure(
+    chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: float, quiet: bool
+) -> dict[str, list[Measured]]:
+    """All turns of each mode; turns of the modes are interleaved."""
     turns: dict[str, list[Measured]] = {mode.name: [] for mode in chosen}
     for repeat in range(1 if virtual else repeats):
         for mode in chosen:
@@ -88,11 +96,22 @@ def _measure(chosen: list[Mode], job: Job, repeats: int, virtual: bool, rtt: flo
             turns[mode.name].append(_turn(mode, job, virtual, rtt))
     if not quiet and sys.stderr.isatty():
         typer.echo("\r\x1b[K", err=True, nl=False)
+    return turns
 
-    def rate(measured: Measured) -> float:
-        return sum(map(tokens_per_second, measured.answers.values()))
 
-    return {name: sorted(some, key=rate)[len(some) // 2] for name, some in turns.items()}
+def _row(mode: Mode, job: Job, turns: list[Measured], texts: Texts, rtt: float | None) -> dict[str, Any]:
+    """Of the median turn by its tokens a second; texts and failures are those of all turns."""
+    from paceline.bench import row
+
+    median = sorted(turns, key=lambda turn: turn.tokens_per_s)[len(turns) // 2]
+    failures = [one.error for turn in turns for one in turn.all if one.error is not None]
+    return {
+        **row(mode, job, median, _predicted(mode, job, median, rtt)),
+        "identical_text": texts.identical,
+        "text": texts.value,
+        "failed": len(failures),
+        "failure": failures[0] if failures else None,
+    }
 
 
 def _say_turn(words: str) -> None:
@@ -113,21 +132,25 @@ def _turn(mode: Mode, job: Job, virtual: bool, rtt: float) -> Measured:
     return asyncio.run(bench_real.measure(mode, job))
 
 
-def _predicted(mode: Mode, job: Job, rtt: float | None) -> float | None:
-    """What the planner says, where the topology holds the numbers that it needs."""
+def _predicted(mode: Mode, job: Job, measured: Measured, rtt: float | None) -> float | None:
+    """What the planner says of requests with such prompts, where it can: whatever it stumbles on must not cost what
+    was measured."""
     from paceline.topology.planner import predicted_tokens_per_s
     from paceline.topology.planner_inputs import Conditions
 
+    lengths = [one.prompt_tokens for one in measured.all if one.prompt_tokens is not None]
+    if not lengths:
+        return None
+    conditions = Conditions(
+        prompt_tokens=max(1, round(sum(lengths) / len(lengths))),
+        output_tokens=job.max_tokens,
+        in_flight=job.in_flight,
+        rtt=rtt,
+        requests=job.requests,
+    )
     try:
-        conditions = Conditions(
-            prompt_tokens=max(1, len(job.prompt(0))),
-            output_tokens=job.max_tokens,
-            in_flight=job.in_flight,
-            rtt=rtt,
-            requests=job.requests,
-        )
         return predicted_tokens_per_s(mode.topology, conditions)
-    except UserError:
+    except (UserError, ArithmeticError):
         return None
 
 
@@ -148,29 +171,34 @@ def _show(rows: list[dict[str, Any]], job: Job, emulated: bool, virtual: bool) -
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("mode", "text") else "right", no_wrap=True)
     for row in rows:
-        gaps, predicted = row["itl_ms"], row["predicted_tokens_per_s"]
-        busy, accepted = row["drafter_utilization"], row["acceptance_length"]
+        gaps, busy = row["itl_ms"], row["drafter_utilization"]
         table.add_row(
             row["mode"],
             str(row["targets"]),
             str(row["lanes"]),
             str(row["draft_length"]),
             f"{row['tokens_per_s']:.0f}",
-            "–" if predicted is None else f"{predicted:.0f}",
-            f"{row['ttft_ms']['p50']:.0f}",
-            f"{gaps['p50']:.3g}",
-            f"{gaps['p99']:.3g}",
-            f"{gaps['std']:.1f}",
-            f"{row['e2e_ms']['p50']:.0f}",
-            "–" if accepted is None else f"{accepted:.2f}",
-            "–" if busy is None else f"{100 * busy:.0f}%",
-            "same" if row["identical_text"] else "DIFFERS",
+            _figure(row["predicted_tokens_per_s"], ".0f"),
+            _figure(row["ttft_ms"]["p50"], ".0f"),
+            _figure(gaps["p50"], ".3g"),
+            _figure(gaps["p99"], ".3g"),
+            _figure(gaps["std"], ".1f"),
+            _figure(row["e2e_ms"]["p50"], ".0f"),
+            _figure(row["acceptance_length"], ".2f"),
+            _figure(busy, ".0%"),
+            row["text"],
         )
     console = Console()
     console.print(table)
     console.print(
         "N: targets under load. k: draft length. plan: tokens/s predicted. gap, p99, σ: of\n"
-        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter.",
+        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter.\n"
+        "text: – where no other turn served all of its requests, rejection where texts may\n"
+        "differ because drafts are drawn.",
         style="dim",
         highlight=False,
     )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -26,7 +26,9 @@ def plan(
     ] = None,
     agreement: Annotated[
         float | None,
-        typer.Option("--agreement", min=0.0, max=1.0, callback=finite, help="Share of draft tokens that are the target's own."),
+        typer.Option(
+            "--agreement", min=0.0, max=1.0, callback=finite, help="Share of draft tokens that are the target's own."
+        ),
     ] = None,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens of an answer.")] = 256,

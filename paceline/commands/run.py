@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, NoDrafter, RunDir, TopologyFile
+from paceline.commands.options import Json, NoDrafter, RunDir, TopologyFile, finite
 from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,9 +30,11 @@ def run(
         Path | None, typer.Option("--prompts", metavar="FILE.jsonl", help='Lines of {"prompt": "…"}.')
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=2.0, callback=finite, help="0 is greedy.")
+    ] = 0.0,
     top_p: Annotated[
-        float, typer.Option("--top-p", min=0.0, max=1.0, help="Share of probability to choose from.")
+        float, typer.Option("--top-p", min=0.0, max=1.0, callback=finite, help="Share of probability to choose from.")
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**64 - 1, help="Same seed, same text.")] = 0,
     no_drafter: NoDrafter = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.commands.options import finite
 from paceline.core.errors import UserError
 
 
@@ -17,7 +18,8 @@ def trace(
         Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.trace.json beside the recording.")
     ] = None,
     last: Annotated[
-        float | None, typer.Option("--last", metavar="SECONDS", min=0.001, help="Only the end of the run.")
+        float | None,
+        typer.Option("--last", metavar="SECONDS", min=0.001, callback=finite, help="Only the end of the run."),
     ] = None,
 ) -> None:
     """Write what drafters recorded as a trace: forwards, sends, and each session's rounds on a track of its own."""

@@ -1,0 +1,1 @@
+../../paceline/bench_texts.py
