@@ -4,7 +4,7 @@ The case to hold: one request, a link of half a target pass there and back, four
 choices right in 0.8 and second ones in 0.4 of all cases. Around it the table shows where drafting ahead pays (long
 links, few requests) and that it is left off, at no loss, where it does not.
 
-    python benchmarks/draft_ahead.py [--json]
+    python benchmarks/draft_ahead.py [--cases N] [--json]
 """
 
 from __future__ import annotations
@@ -75,12 +75,13 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", type=int, default=len(cases()), help="only the first ones")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not options.json:
         print(HEAD)
     rows = []
-    for case in cases():
+    for case in cases()[: options.cases]:
         rows.append(measure(case))
         if not options.json:
             print(line(rows[-1]), flush=True)

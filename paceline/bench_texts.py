@@ -28,25 +28,28 @@ class Texts(Enum):
 
 def compared(modes: Sequence[Mode], job: Job, turns: Mapping[str, Sequence[Measured]]) -> dict[str, Texts]:
     """What holds for all targets of each mode. turns: what each mode measured, by its name."""
-    references: dict[str, Measured] = {}
+    references: dict[str, str] = {}  # target → mode
     for mode in sorted(modes, key=lambda mode: mode.name != "plain"):
         for target in mode.targets:
             if not _drawn(mode, target, job):
-                references.setdefault(target, turns[mode.name][0])
+                references.setdefault(target, mode.name)
     order = list(Texts)
-    return {mode.name: min(_of(mode, job, turns[mode.name], references), key=order.index) for mode in modes}
+    return {mode.name: min(_of(mode, job, turns, references), key=order.index) for mode in modes}
 
 
-def _of(mode: Mode, job: Job, turns: Sequence[Measured], references: Mapping[str, Measured]) -> Iterator[Texts]:
+def _of(
+    mode: Mode, job: Job, turns: Mapping[str, Sequence[Measured]], references: Mapping[str, str]
+) -> Iterator[Texts]:
     for target in mode.targets:
         if _drawn(mode, target, job):
             yield Texts.DRAWN
             continue
-        others = [turn for turn in turns if turn is not references[target]]
+        reference, own = turns[references[target]][0], turns[mode.name]
+        others = own[1:] if references[target] == mode.name else own
         if not others:
             yield Texts.NOT_COMPARED
         for turn in others:
-            yield _answers(turn.answers.get(target, ()), references[target].answers.get(target, ()), job.requests)
+            yield _answers(turn.answers.get(target, ()), reference.answers.get(target, ()), job.requests)
 
 
 def _answers(ours: Sequence[Timed], theirs: Sequence[Timed], requests: int) -> Texts:

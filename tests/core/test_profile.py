@@ -21,6 +21,12 @@ def test_a_single_point_is_a_constant() -> None:
     assert {StepTimes.constant(2.5).ms(size) for size in (1, 8, 4096)} == {2.5}
 
 
+@pytest.mark.parametrize("points", [((1, 0.0),), ((1, 0.0), (8, 0.0)), ((1, 1.0), (8, 0.5))])
+def test_no_pass_takes_no_time(points: tuple[tuple[int, float], ...]) -> None:
+    """A free one takes a microsecond, and so does what a falling curve comes to: rates are finite."""
+    assert StepTimes(points).ms(100) == 1e-3
+
+
 @pytest.mark.parametrize(("size", "ms"), [(1, 2.0), (2, 2.2), (4, 2.42), (16, 2.9282), (3, 2.31)])
 def test_doubling_costs_a_tenth_more(size: int, ms: float) -> None:
     """Ten percent more with every doubling of the batch."""

@@ -29,7 +29,13 @@ def test_no_text_depends_on_a_drafter(command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("auto.py", "--cases", "64"), ("planner_accuracy.py",), ("verify_budget.py",), ("star_formula.py",)],
+    [
+        ("auto.py", "--cases", "12"),
+        ("planner_accuracy.py", "--cases", "24"),
+        ("draft_ahead.py", "--cases", "2"),
+        ("verify_budget.py",),
+        ("star_formula.py",),
+    ],
     ids=lambda command: command[0],
 )
 def test_the_formulas_and_what_steers_by_them_hold_on_virtual_time(command: tuple[str, ...]) -> None:

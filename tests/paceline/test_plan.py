@@ -49,6 +49,13 @@ def test_a_far_drafter_is_advised_against(run) -> None:  # type: ignore[no-untyp
     assert "do not speculate" in out
 
 
+@pytest.mark.parametrize(("text", "ms"), [("0", 0.0), ("0ms", 0.0), ("0s", 0.0), ("0.2", 200.0), ("10ms", 10.0)])
+def test_round_trips_may_be_none_and_plain_numbers(run, text: str, ms: float) -> None:  # type: ignore[no-untyped-def]
+    """Numbers are seconds, as the sentence about wrong ones says."""
+    code, out, _ = run(WAN, *SHORT, "--rtt", text, "--json")
+    assert (code, json.loads(out)["targets"][0]["rtt_ms"]) == (0, pytest.approx(ms))
+
+
 def test_json_is_all_that_is_printed(run) -> None:  # type: ignore[no-untyped-def]
     """16 entries, one a target."""
     code, out, _ = run(STAR, *SHORT, "--json")
@@ -63,6 +70,7 @@ def test_json_is_all_that_is_printed(run) -> None:  # type: ignore[no-untyped-de
     [
         ((ROOT / "examples" / "star.yaml",), "not known are chat-a: verify_ms"),
         ((WAN, "--rtt", "fast"), "--rtt must be"),
+        ((WAN, "--rtt", "nan"), "--rtt must be"),
         ((STAR, "--profile", "drafter"), "--profile drafter: must be NODE=FILE"),
         ((STAR, "--html", "/nowhere/page.html"), "/nowhere/page.html: cannot be written: No such file or directory"),
     ],

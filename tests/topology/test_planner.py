@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,48 @@ def test_a_prediction_alone_is_that_of_the_plan() -> None:
     assert predicted_tokens_per_s(topology(3), conditions) == plan(topology(3), conditions).tokens_per_s
     eight = predicted_tokens_per_s(topology(), Conditions(32, 64, in_flight=2, requests=8))
     assert eight == pytest.approx(2 * 64 / (0.02 + 20 * 0.0281), rel=0.15)
+
+
+def test_no_more_requests_are_in_flight_than_there_are() -> None:
+    """One request of 64 tokens and its prompt's pass, 20 ms each, whatever would be in flight otherwise."""
+    one = Conditions(32, 64, in_flight=40, requests=1)
+    assert predicted_tokens_per_s(topology(target=", draft_length: 0"), one) == pytest.approx(50.0, rel=0.02)
+
+
+def test_a_prediction_with_draft_ahead_is_the_formulas_or_none() -> None:
+    """It holds in one lane, which is what one request has anyway; not with several targets or a budget."""
+    ahead = ", draft_length: 5, draft_ahead: 6"
+    conditions = Conditions(32, 64, in_flight=2, rtt=0.008)
+    inputs = gather(topology(target=ahead), conditions, {})
+    formula = ahead_estimate(inputs.groups[0], inputs.drafters["d"], 6).tokens_per_s
+    assert predicted_tokens_per_s(topology(target=ahead), conditions) == formula
+    single = replace(conditions, in_flight=1)
+    assert predicted_tokens_per_s(topology(target=ahead + ", lanes: 2"), single) < formula
+    for refused in (topology(target=ahead + ", lanes: 2"), topology(2, target=ahead)):
+        with pytest.raises(UserError, match="no prediction of draft_ahead but for a target alone"):
+            predicted_tokens_per_s(refused, conditions)
+    with pytest.raises(UserError, match="no prediction of draft_ahead"):
+        predicted_tokens_per_s(topology(target=ahead + ", verify_budget: 8"), conditions)
+    off = predicted_tokens_per_s(topology(target=", draft_length: 0, draft_ahead: 6"), conditions)
+    assert off == predicted_tokens_per_s(topology(target=", draft_length: 0"), conditions)
+
+
+def test_free_passes_are_planned() -> None:
+    """A microsecond each: a free drafter is never kept busy, a free target needs none. Both kinds at once are too much
+    for a simulation: a slow request would last as long as millions of quick rounds."""
+    drafter = short(topology(step_ms=0)).groups[0]
+    assert drafter.n_full is None
+    assert drafter.configured.cycle.seconds == pytest.approx(0.0201, rel=0.01)
+    target = short(topology(verify="0"))
+    assert target.plain_tokens_per_s == pytest.approx(1e6, rel=0.02)
+    assert "do not speculate" in target.advice[0]
+    both = short(topology(verify="0", step_ms=0, target=", draft_length: auto, lanes: auto"), in_flight=4)
+    assert both.tokens_per_s > 0
+    text = "version: 1\nname: mixed\ntargets:\n"
+    for name, verify in (("quick", 0), ("slow", 30)):
+        text += f"  - {{name: {name}, model: toy, engine: emulated, profile: {{verify_ms: {verify}}}}}\n"
+    with pytest.raises(UserError, match="quick's passes are too short beside a request of the slowest target"):
+        short(parse_topology(text, "mixed.yaml", Path()))
 
 
 def test_json_keys_are_stable() -> None:

@@ -6,7 +6,14 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.topology.spec import Address
-from paceline.topology.spec_values import HostAddress, read_address, read_seconds, read_size, read_step_times
+from paceline.topology.spec_values import (
+    HostAddress,
+    read_address,
+    read_seconds,
+    read_seconds_option,
+    read_size,
+    read_step_times,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +42,21 @@ def test_no_seconds(text: object) -> None:
     """Zero, negative, endless and unitless text are refused."""
     with pytest.raises(ValueError, match="must be seconds"):
         read_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0.0), ("0ms", 0.0), ("0.0 s", 0.0), ("0.2", 0.2), ("2", 2.0), ("200ms", 0.2)]
+)
+def test_seconds_of_an_option(text: str, seconds: float) -> None:
+    """Where numbers are text, and nothing is a time too."""
+    assert read_seconds_option(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "fast", "nan", "inf", "4000", "0 hours", "1e-3"])
+def test_no_seconds_of_an_option(text: str) -> None:
+    """The sentence is that of topology files."""
+    with pytest.raises(ValueError, match="must be seconds, such as"):
+        read_seconds_option(text)
 
 
 def test_addresses() -> None:
