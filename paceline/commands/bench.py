@@ -191,9 +191,9 @@ def _show(rows: list[dict[str, Any]], job: Job, emulated: bool, virtual: bool) -
     console = Console()
     console.print(table)
     console.print(
-        "N: targets under load. k: draft length. plan: tokens/s predicted. gap, p99, σ: of\n"
-        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter.\n"
-        "text: – where no other turn served all of its requests, rejection where texts may\n"
+        "N: targets under load. k: draft length. plan: tokens/s predicted. gap, p99, σ: of "
+        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter. "
+        "text: – where no other turn served all of its requests, rejection where texts may "
         "differ because drafts are drawn.",
         style="dim",
         highlight=False,
