@@ -22,7 +22,7 @@ from star_identity import scenario
 
 from paceline.core.manifest import Quantization
 from paceline.export.bundle import export
-from paceline.export.request import Request
+from paceline.export.options import Request
 from paceline.export.watch import Watch
 from paceline.topology.spec import load_topology
 

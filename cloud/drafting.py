@@ -207,8 +207,10 @@ class Drafting:
                 asked[session] = probe
         if not asked:
             return
-        if saved and drafter is not None:
-            self.ahead.looked(saved, *drafter.round_trip(max(asked.values())), now)
+        self.ahead.looked(saved)
+        took = lane.round_took(now, max(asked.values())) if sessions is lane.sessions else None
+        if took is not None:
+            self.ahead.round(took, now)
         unreached = self._send(asked, now)
         for session in unreached:
             session.drafts.awaited = False
@@ -274,7 +276,7 @@ class Drafting:
 
     def _item(self, session: Session, k: int, drafter: DrafterState, now: float) -> DraftItem:
         draws = self._draws(session)
-        branches = self.config.draft_ahead if drafter.forks and not draws and self.ahead.on(now) else 0
+        branches = self.config.draft_ahead if drafter.forks and not draws and self.ahead.on else 0
         tells = self.config.verify_budget is not None and not draws  # the weights of drawn ones say it
         return draft_item(session, k, now, self.config.max_tokens, draws=draws, branches=branches, log_probs=tells)
 

@@ -351,7 +351,7 @@ class Engine:
 
     def _decide(self, now: float) -> Plan:
         decoding = [session for lane in self._lanes for session in lane.sessions]
-        branching = self.drafting.ahead.branching(self.config.drafting.draft_ahead, now)
+        branching = self.drafting.ahead.branching(self.config.drafting.draft_ahead)
         return self.controller.decide(decoding, self.drafting.drafters.values(), now, branching)
 
     def _end(self, sessions: Sequence[Session]) -> None:

@@ -15,6 +15,12 @@ class Lane:
         self.sessions: list[Session] = []
         self.deadline = 0.0
         self.chunk_spent = False  # a prompt chunk has run since this lane's last round
+        self._asked: tuple[float, int, int] | None = None  # when, for how many sessions, for how many tokens
+
+    def round_took(self, now: float, draft_length: int) -> float | None:
+        """The lane asks for drafts anew: seconds since it last did, None if it was another setting then."""
+        before, self._asked = self._asked, (now, len(self.sessions), draft_length)
+        return now - before[0] if before is not None and before[1:] == self._asked[1:] else None
 
     def ready(self, now: float) -> bool:
         """Every draft is here or given up."""

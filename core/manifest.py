@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -110,9 +110,7 @@ def load(
     """
     manifest = read(folder)
     if role is not None and manifest.role != role:
-        raise UserError(
-            f"{folder} is a {manifest.role} bundle, but a {role} was to be loaded: export the model with --role {role}"
-        )
+        raise UserError(_other_role(folder, manifest, role))
     for name in manifest.files:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing, but the bundle's manifest lists it: {_AGAIN}")
@@ -147,6 +145,55 @@ def read(folder: Path) -> Manifest:
         return Manifest.model_validate(content)
     except ValidationError as error:
         raise UserError(f"{path}: {_in_words(error)}: {_AGAIN}") from None
+
+
+def misfits(
+    manifest: Manifest,
+    folder: Path,
+    *,
+    role: Role | None,
+    runtime: RuntimeName,
+    max_context: int | None = None,
+    max_sessions: int | None = None,
+    device: str = "cpu",
+) -> Iterator[tuple[str, str]]:
+    """What of a topology's node the bundle in `folder` is not for: (its key, one sentence), by the manifest alone.
+
+    max_context, max_sessions: what is asked of it, None for what it has; sessions count for graphs only.
+    """
+    if role is not None and manifest.role != role:
+        yield "model", _other_role(folder, manifest, role)
+    elif manifest.runtime != runtime:
+        own = f"{folder} is a bundle for the runtime {manifest.runtime}, not for {runtime}"
+        yield "runtime", f"{own}: write runtime: {manifest.runtime}, or export the model with --runtime {runtime}"
+    for name, asked, made in (
+        ("max_context", max_context, manifest.max_context),
+        ("max_sessions", None if runtime == "torch" else max_sessions, manifest.max_sessions),
+    ):
+        if asked is not None and asked > made:
+            option = name.replace("_", "-")
+            yield (
+                name,
+                f"{name} {asked} is more than the bundle {folder} was made for, {made}: "
+                f"lower it, or export the model with --{option} {asked}",
+            )
+    if device != "cpu" and runtime == "onnxruntime" and manifest.profile == "gqa" and manifest.kv_dtype == "float32":
+        yield (
+            "device",
+            f"{folder} is a gqa graph in float32, whose attention has no kernel on a GPU: "
+            "export the model with --dtype float16, or use device: cpu",
+        )
+
+
+def fit(manifest: Manifest, folder: Path, **asked: Any) -> None:
+    """Raises UserError with the first of `misfits`, whose arguments these are."""
+    for _, sentence in misfits(manifest, folder, **asked):
+        raise UserError(sentence)
+
+
+def _other_role(folder: Path, manifest: Manifest, role: Role) -> str:
+    export = f"export the model with --role {role}"
+    return f"{folder} is a {manifest.role} bundle, but a {role} was to be loaded: {export}"
 
 
 def write(manifest: Manifest, folder: Path) -> None:

@@ -13,7 +13,8 @@ from paceline.core.lm.loading import kv_shape
 from paceline.core.manifest import Manifest
 from paceline.export.checkpoint import weights
 from paceline.export.drafter import DrafterBuild, write_checkpoint
-from paceline.export.request import Request, Resolved, resolve
+from paceline.export.options import Request
+from paceline.export.request import Resolved, resolve
 from paceline.export.source import Source
 from paceline.export.staging import check_place, check_space, staged
 from paceline.export.watch import Watch

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.export.source import Source
+from paceline.export.text_lines import read_lines
 
 MOST_TEXTS = 64
 MOST_CHARACTERS = 2000  # of a text; its first tokens count
@@ -19,20 +20,10 @@ def read_texts(path: Path | None, source: Source) -> list[list[int]]:
     if path is None:
         found: list[str] = json.loads((files("paceline.export") / "texts.json").read_text(encoding="utf-8"))
     else:
-        found = _lines(path)
+        found = read_lines(path)
     encoded = [source.vocabulary.encode(text[:MOST_CHARACTERS]) for text in found[:MOST_TEXTS]]
     texts = [ids for ids in encoded if len(ids) >= LEAST_TOKENS and max(ids) < source.config.vocab_size]
     if not texts:
         where = "the texts that come along" if path is None else f"--texts {path}"
         raise UserError(f"{where}: none becomes {LEAST_TOKENS} tokens or more that this model knows")
     return texts
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        return [str(record.get("text") or record["prompt"]) for record in records]
-    except OSError as error:
-        raise UserError(f"--texts {path}: {error.strerror}") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f'--texts {path}: each line must be JSON with a "text" or a "prompt"') from None

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.core.errors import PacelineError, UserError
+from paceline.core.extras import install
 
 # name → (module in paceline/commands, function or Typer app in it, what the list of commands says)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -84,7 +85,7 @@ def _not_installed(name: str, error: ModuleNotFoundError) -> Exception:
     if package in ("", "paceline"):
         return error
     extra = "cloud" if package in ("torch", "transformers", "fastapi", "uvicorn", "safetensors") else None
-    how = f"pip install 'paceline[{extra}]'" if extra else f"pip install {package}"
+    how = install(extra) if extra else f"pip install {package}"
     return UserError(f"paceline {name} needs the package {package}; run: {how}")
 
 

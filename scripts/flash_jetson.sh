@@ -63,22 +63,23 @@ parse_options() {
 }
 
 take_value() {
-    needs_value "$1" $#
+    local value="${2-}"
     case "$1" in
-    --l4t) L4T="$2" ;;
-    --board) BOARD="$2" ;;
-    --storage) STORAGE="$2" ;;
-    --config) CONFIG="$2" ;;
-    --jetpack) JETPACK_GIVEN="$2" ;;
-    --user) USER_NAME="$2" ;;
-    --hostname) HOST_NAME="$2" ;;
-    --password-file) PASSWORD_FILE="$2" ;;
-    --from) FROM="$2" ;;
-    --space) SPACE_GB="$2" ;;
-    --boot-timeout) BOOT_TIMEOUT="$2" ;;
-    --state-dir) STATE_DIR="$2" ;;
+    --l4t) L4T="$value" ;;
+    --board) BOARD="$value" ;;
+    --storage) STORAGE="$value" ;;
+    --config) CONFIG="$value" ;;
+    --jetpack) JETPACK_GIVEN="$value" ;;
+    --user) USER_NAME="$value" ;;
+    --hostname) HOST_NAME="$value" ;;
+    --password-file) PASSWORD_FILE="$value" ;;
+    --from) FROM="$value" ;;
+    --space) SPACE_GB="$value" ;;
+    --boot-timeout) BOOT_TIMEOUT="$value" ;;
+    --state-dir) STATE_DIR="$value" ;;
     *) wrong "There is no option $1; see --help." ;;
     esac
+    needs_value "$1" $#
 }
 
 # What is not given follows from the folder and from the board on the USB bus.
@@ -251,7 +252,7 @@ main() {
     for step in prerequisites binaries user flash boot; do
         do_step "$step"
     done
-    say "Done."
+    if $DRY_RUN; then end_dry_run; else say "Done."; fi
 }
 
 main "$@"

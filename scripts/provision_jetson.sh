@@ -57,21 +57,22 @@ parse_options() {
 }
 
 take_value() {
-    needs_value "$1" $#
+    local value="${2-}"
     case "$1" in
-    --config) CONFIG_DIR="$2" ;;
-    --wheel) WHEEL="$2" ;;
-    --jetpack) JETPACK="$2" ;;
-    --port) SSH_OPTIONS+=(-p "$2") ;;
-    --identity) SSH_OPTIONS+=(-i "$2") ;;
-    --state-dir) STATE_DIR="$2" ;;
-    --power-mode | --swap | --extras | --from) ON_DEVICE+=("$1" "$2") ;;
+    --config) CONFIG_DIR="$value" ;;
+    --wheel) WHEEL="$value" ;;
+    --jetpack) JETPACK="$value" ;;
+    --port) SSH_OPTIONS+=(-p "$value") ;;
+    --identity) SSH_OPTIONS+=(-i "$value") ;;
+    --state-dir) STATE_DIR="$value" ;;
+    --power-mode | --swap | --extras | --from) ON_DEVICE+=("$1" "$value") ;;
     *) wrong "There is no option $1; see --help." ;;
     esac
+    needs_value "$1" $#
     case "$1" in
-    --from) if ! one_of "$2" "${STEPS[@]}"; then wrong "--from is one of: ${STEPS[*]}."; fi ;;
-    --swap) if [[ ! "$2" =~ ^[0-9]+$ ]]; then wrong "--swap is a whole number of GiB."; fi ;;
-    --jetpack) if ! one_of "$2" 6.2 7.2; then wrong "--jetpack is 6.2 or 7.2."; fi ;;
+    --from) if ! one_of "$value" "${STEPS[@]}"; then wrong "--from is one of: ${STEPS[*]}."; fi ;;
+    --swap) if [[ ! "$value" =~ ^[0-9]+$ ]]; then wrong "--swap is a whole number of GiB."; fi ;;
+    --jetpack) if ! one_of "$value" 6.2 7.2; then wrong "--jetpack is 6.2 or 7.2."; fi ;;
     esac
 }
 
@@ -85,6 +86,8 @@ check_config() {
     local keys
     if [[ ! -f "$CONFIG_DIR/star.yaml" ]]; then
         problem "There is no star.yaml in $CONFIG_DIR: that is the name the service looks for."
+    else
+        check_topology
     fi
     if [[ -e "$CONFIG_DIR/secrets/ca.key" ]]; then
         problem "$CONFIG_DIR/secrets/ca.key must not leave this machine: move it elsewhere."
@@ -95,28 +98,45 @@ check_config() {
     fi
 }
 
+# The board checks it as well, but only after the long steps.
+check_topology() {
+    local found code=0 paceline
+    paceline="$(command -v paceline || echo "$REPOSITORY/.venv/bin/paceline")"
+    if [[ ! -x "$paceline" ]]; then
+        say "Paceline is not installed on this machine: $CONFIG_DIR/star.yaml is checked on the board, in the step service."
+        return
+    fi
+    found="$("$paceline" check "$CONFIG_DIR/star.yaml" 2>&1)" || code=$?
+    if [[ $code -eq 2 ]]; then
+        problem "$found"
+    elif [[ $code -ne 0 ]]; then
+        warn "$paceline check ended with $code here, so star.yaml is checked on the board: ${found##*$'\n'}"
+    fi
+}
+
 # --- what goes to the board -------------------------------------------------------------------------------------------
 
 # Built from a copy, since setuptools leaves things beside what it builds. The same sources give the same bytes, so that the
 # board sees whether anything is new.
 build_wheel() {
+    local -a sources=(pyproject.toml README.md LICENSE paceline export edge cloud topology core)
     say "Building Paceline's wheel …"
-    mkdir "$WORK/source"
-    tar -C "$REPOSITORY" --exclude=__pycache__ -cf - pyproject.toml README.md LICENSE paceline export edge cloud topology core |
-        tar -C "$WORK/source" -xf -
-    SOURCE_DATE_EPOCH=1577836800 run python3 -m pip --disable-pip-version-check wheel --quiet --no-deps \
+    run mkdir "$WORK/source"
+    run cp -rp "${sources[@]/#/$REPOSITORY/}" "$WORK/source"
+    run find "$WORK/source" -name __pycache__ -prune -exec rm -r '{}' +
+    run env SOURCE_DATE_EPOCH=1577836800 python3 -m pip --disable-pip-version-check wheel --quiet --no-deps \
         --wheel-dir "$BUNDLE/payload" "$WORK/source" ||
         fail "The wheel could not be built: python3 needs pip and the package index. Or give a wheel made elsewhere with --wheel."
 }
 
 pack() {
-    mkdir -p "$BUNDLE/payload"
-    cp "$HERE"/jetson/{on_device,common,boards,device_steps,health}.sh "$BUNDLE"
-    cp "$REPOSITORY"/examples/systemd/paceline{,-clocks}.service "$BUNDLE/payload"
+    run mkdir -p "$BUNDLE/payload"
+    run cp "$HERE"/jetson/{on_device,common,boards,device_steps,health}.sh "$BUNDLE"
+    run cp "$REPOSITORY"/examples/systemd/paceline{,-clocks}.service "$BUNDLE/payload"
     # CUDA's bindings follow the board's JetPack instead.
-    grep -v '^cuda' "$REPOSITORY/constraints.txt" >"$BUNDLE/payload/constraints.txt"
-    if [[ -n "$WHEEL" ]]; then cp "$WHEEL" "$BUNDLE/payload"; else build_wheel; fi
-    if [[ -n "$CONFIG_DIR" ]]; then cp -rL "$CONFIG_DIR" "$BUNDLE/payload/config"; fi
+    run sed -n "/^cuda/!w $BUNDLE/payload/constraints.txt" "$REPOSITORY/constraints.txt"
+    if [[ -n "$WHEEL" ]]; then run cp "$WHEEL" "$BUNDLE/payload"; else build_wheel; fi
+    if [[ -n "$CONFIG_DIR" ]]; then run cp -rL "$CONFIG_DIR" "$BUNDLE/payload/config"; fi
 }
 
 # --- on the board -----------------------------------------------------------------------------------------------------
@@ -134,8 +154,9 @@ send() {
 
 # sudo asks for its password on a terminal, so one is asked for where there is one here.
 start_on_board() {
-    local command
-    command="sudo $BOARD_DIR/on_device.sh $(quoted "${ON_DEVICE[@]}")"
+    local command options
+    options="$(quoted "${ON_DEVICE[@]}")"
+    command="sudo $BOARD_DIR/on_device.sh${options:+ $options}"
     if [[ $EUID -eq 0 ]] && $LOCAL; then command="${command#sudo }"; fi
     say "+ $command"
     if [[ -t 0 ]] && ! $LOCAL; then SSH_OPTIONS+=(-t); fi
@@ -154,11 +175,22 @@ clean_up() {
 }
 
 dry_run() {
-    local ssh=(ssh "${SSH_OPTIONS[@]}" "$BOARD_HOST")
-    if $LOCAL; then ssh=(bash -c); fi
-    run "${ssh[@]}" "sudo ./on_device.sh $(quoted "${ON_DEVICE[@]}")"
-    say "On the board:"
-    "$HERE/jetson/on_device.sh" --dry-run --jetpack "$JETPACK" "${ON_DEVICE[@]}"
+    local -a reach=(ssh "${SSH_OPTIONS[@]}" "$BOARD_HOST") config=()
+    local options
+    WORK=/tmp/WORK BUNDLE=/tmp/WORK/bundle BOARD_DIR=/tmp/BOARD_DIR
+    if $LOCAL; then reach=(bash -c); fi
+    if [[ -d "$CONFIG_DIR" ]]; then config=(--config "$(realpath "$CONFIG_DIR")"); fi
+    options="$(quoted "${ON_DEVICE[@]}")"
+    say "Here ($WORK and $BOARD_DIR stand for what mktemp will make):"
+    pack
+    run "${reach[@]}" "mktemp -d"
+    printf '%s | %s\n' "$(quoted tar -C "$BUNDLE" -cf - .)" "$(quoted "${reach[@]}" "tar -C $BOARD_DIR -xf -")"
+    run "${reach[@]}" "sudo $BOARD_DIR/on_device.sh${options:+ $options}"
+    say "That runs on the board:"
+    "$HERE/jetson/on_device.sh" --dry-run --jetpack "$JETPACK" "${config[@]}" "${ON_DEVICE[@]}"
+    say "And here at the end:"
+    run "${reach[@]}" "rm -rf $BOARD_DIR"
+    end_dry_run
 }
 
 main() {

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.core.errors import UserError
+from paceline.core.extras import install
 from paceline.topology.process import SUPERVISED, follow_parent, notify
 from paceline.topology.spec_values import Address
 
@@ -40,7 +41,7 @@ def broker_kind() -> str:
         return "mosquitto"
     if asked in ("", "amqtt") and importlib.util.find_spec("amqtt"):
         return "amqtt"
-    wanted = {"mosquitto": "apt install mosquitto", "amqtt": "pip install 'paceline[broker]'"}
+    wanted = {"mosquitto": "apt install mosquitto", "amqtt": install("broker")}
     ways = [way for kind, way in wanted.items() if asked in ("", kind)]
     raise UserError(f"local_broker needs {asked or 'mosquitto or amqtt'}; run: {' or '.join(ways)}")
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from paceline.core.errors import UserError
 from paceline.topology import yaml_lines
 from paceline.topology.key_checks import key_files
-from paceline.topology.spec_bundles import with_manifests
+from paceline.topology.spec_bundles import ahead, bundles, with_manifests
 from paceline.topology.spec_checks import Parts, cross_check, missing_models, same_language, unsupported
 from paceline.topology.spec_errors import Finding, Problem, SpecErrors, dotted, located
 from paceline.topology.spec_models import (
@@ -72,15 +72,19 @@ _SECTIONS: dict[tuple[str, ...], type[Section]] = {
 }
 
 
-def load_topology(path: Path | str, *, look_at_keys: bool = True) -> Topology:
+def load_topology(path: Path | str, *, look_at_keys: bool = True, look_at_bundles: bool = True) -> Topology:
     """Reads and checks a topology file. Raises SpecErrors with all problems, or UserError when it cannot be read.
 
     look_at_keys: False for who is about to make the keys and certificates that it names.
+    look_at_bundles: False for a node: it finds out about its own, and goes on where another's is wrong.
     """
-    return parse_topology(read_text(Path(path)), str(path), Path(path).parent, look_at_keys=look_at_keys)
+    looks = {"look_at_keys": look_at_keys, "look_at_bundles": look_at_bundles}
+    return parse_topology(read_text(Path(path)), str(path), Path(path).parent, **looks)
 
 
-def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = True) -> Topology:
+def parse_topology(
+    text: str, file: str, base: Path, *, look_at_keys: bool = True, look_at_bundles: bool = True
+) -> Topology:
     """A topology out of text. file: what messages call it; base: what relative paths are relative to."""
     base = base.absolute()
     document = yaml_lines.read_yaml(text)
@@ -93,6 +97,8 @@ def parse_topology(text: str, file: str, base: Path, *, look_at_keys: bool = Tru
     findings += [*cross_check(parts), *unsupported(parts)]
     if look_at_keys:
         findings += key_files(parts, file)
+    if look_at_bundles:
+        findings += [*bundles(parts.drafters, parts.targets), *ahead(parts.drafters, parts.targets)]
     if not findings and not problems:
         findings += same_language(parts)
     problems += [located(finding, document, file) for finding in findings]

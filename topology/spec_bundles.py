@@ -1,14 +1,16 @@
-"""What a drafter's bundle and its runtime have to do with each other in a topology."""
+"""What a node's bundle, its runtime and what a topology asks of them have to do with each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
 from paceline.topology.spec_errors import Finding
-from paceline.topology.spec_models import DrafterSpec, Topology
+from paceline.topology.spec_models import DrafterSpec, TargetSpec, Topology
+from paceline.topology.yaml_lines import Path as YamlPath
 
 
 def with_manifests(topology: Topology) -> Topology:
@@ -29,6 +31,78 @@ def _with_manifest(drafter: DrafterSpec) -> DrafterSpec:
     else:  # the rows of a graph are as long as they are
         says |= {"max_context": manifest.max_context, "max_sessions": manifest.max_sessions}
     return drafter.model_copy(update={key: say for key, say in says.items() if key not in drafter.model_fields_set})
+
+
+def bundles(
+    drafters: Mapping[int, DrafterSpec], targets: Mapping[int, TargetSpec], hosts: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Models that nodes of this machine could not load: no bundles, or made for something else. hosts: those that it is.
+
+    By manifests alone. Models that are absent are told elsewhere.
+    """
+    for index, drafter in drafters.items():
+        if (drafter.host is None or drafter.host in hosts) and drafter.strategy == "draft_model" and drafter.model:
+            yield from _of_drafter(index, drafter, Path(drafter.model))
+    for index, target in targets.items():
+        folder = Path(target.model)
+        if (target.host is None or target.host in hosts) and target.engine == "torch" and manifests.is_bundle(folder):
+            asked = {"role": "target", "runtime": "torch", "max_context": target.max_context}
+            yield from _misfits(("targets", index), folder, asked)
+
+
+def _of_drafter(index: int, drafter: DrafterSpec, folder: Path) -> Iterator[Finding]:
+    if drafter.runtime == "emulated" or (folder.is_absolute() and not folder.exists()):
+        return
+    if drafter.runtime == "torch" and not manifests.is_bundle(folder):
+        return
+    resolved = _with_manifest(drafter)
+    if "runtime" not in drafter.model_fields_set:  # one that is written is looked at without its bundle, too
+        yield from providers({index: resolved})
+        yield from graphics({index: resolved})
+    asked = {
+        "role": "drafter",
+        "runtime": resolved.runtime,
+        "max_context": resolved.max_context if "max_context" in resolved.model_fields_set else None,
+        "max_sessions": resolved.max_sessions if "max_sessions" in resolved.model_fields_set else None,
+        "device": resolved.device,
+    }
+    yield from _misfits(("drafters", index), folder, asked)
+
+
+def _misfits(node: YamlPath, folder: Path, asked: dict[str, Any]) -> Iterator[Finding]:
+    try:
+        manifest = manifests.read(folder)
+    except UserError as error:
+        yield Finding((*node, "model"), str(error))
+        return
+    for key, message in manifests.misfits(manifest, folder, **asked):
+        yield Finding((*node, key), message)
+
+
+def ahead(drafters: Mapping[int, DrafterSpec], targets: Mapping[int, TargetSpec]) -> Iterator[Finding]:
+    """draft_ahead where no drafter of the target can."""
+    by_name = {drafter.name: _with_manifest(drafter) for drafter in drafters.values()}
+    for index, target in targets.items():
+        names = target.drafters.names
+        if not target.draft_ahead or not names or not set(names) <= set(by_name):
+            continue
+        if not any(drafts_ahead(by_name[name]) for name in names):
+            yield Finding(("targets", index, "draft_ahead"), f"{CANNOT_DRAFT_AHEAD.format(' or '.join(names))}; remove it")
+
+
+CANNOT_DRAFT_AHEAD = "{} cannot draft ahead: that takes a draft_model on torch, emulated, or onnxruntime (profile concat)"
+
+
+def drafts_ahead(drafter: DrafterSpec) -> bool:
+    """Whether its runtime copies KV between sessions; True where that is not known, as of a graph that is elsewhere."""
+    if drafter.strategy != "draft_model" or drafter.runtime == "tensorrt":
+        return False
+    if drafter.runtime != "onnxruntime" or drafter.model is None or not manifests.is_bundle(Path(drafter.model)):
+        return True
+    try:
+        return manifests.read(Path(drafter.model)).profile == "concat"
+    except UserError:
+        return True
 
 
 def providers(drafters: dict[int, DrafterSpec]) -> Iterator[Finding]:

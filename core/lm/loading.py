@@ -16,6 +16,7 @@ from paceline.core.lm.arena import PAGE, Arena, slot_bytes
 from paceline.core.lm.fuse import fuse
 from paceline.core.lm.model import LanguageModel
 from paceline.core.model import Segment
+from paceline.core.model_folder import existing_folder
 
 # model_type → what each of these passes to its attention is checked in tests/core/lm against transformers' generate.
 FAMILIES = (
@@ -109,11 +110,8 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
 def _check_bundle(folder: Path, role: manifests.Role | None, max_context: int | None) -> int:
     """Compares a bundle's checksums; returns the longest session it is for, or `max_context` where that is less."""
     manifest = manifests.read(folder)
-    if manifest.runtime != "torch":
-        raise UserError(f"{folder} is a bundle for the runtime {manifest.runtime}, not for torch: name that runtime")
+    manifests.fit(manifest, folder, role=role, runtime="torch", max_context=max_context)
     manifests.load(folder, role=role)
-    if max_context is not None and max_context > manifest.max_context:
-        raise UserError(f"max_context {max_context} is more than the bundle {folder} holds: {manifest.max_context}")
     return max_context or manifest.max_context
 
 
@@ -122,11 +120,8 @@ def local_folder(path: str | Path) -> Path:
 
     UserError says which it was taken for and what went wrong.
     """
-    local = Path(path)
-    if local.is_dir():
+    if (local := existing_folder(path)) is not None:
         return local
-    if local.is_absolute() or str(path).startswith((".", "~")) or len(local.parts) != 2:
-        raise UserError(f"no model at {path}: there is no such directory")
     from huggingface_hub import snapshot_download
 
     try:

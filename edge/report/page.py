@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.extras import install
 from paceline.edge.report import table
 from paceline.edge.report.analysis import Analysis
 from paceline.edge.report.charts import charts, pictures
@@ -18,7 +19,7 @@ def write_page(analyses: Sequence[Analysis], summaries: Sequence[dict[str, Any]]
         import jinja2
         import matplotlib  # noqa: F401 (asked for here, before any work)
     except ModuleNotFoundError as error:
-        raise UserError(f"--html needs the package {error.name}; run: pip install 'paceline[report]'") from error
+        raise UserError(f"--html needs the package {error.name}; run: {install('report')}") from error
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     drawn = [(chart, list(pictures(chart, analyses))) for chart in charts()]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

@@ -15,28 +15,20 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def open_bundle(
-    folder: Path, runtime: RuntimeName, *, max_context: int | None = None, max_sessions: int | None = None
+    folder: Path,
+    runtime: RuntimeName,
+    *,
+    max_context: int | None = None,
+    max_sessions: int | None = None,
+    device: str = "cpu",
 ) -> Manifest:
     """The manifest of a drafter bundle for `runtime`, every checksum compared.
 
     UserError, one sentence, for a bundle of another runtime, and for more sessions or longer ones than it was made for.
     """
     manifest = manifests.read(folder)
-    if manifest.runtime != runtime:
-        raise UserError(
-            f"{folder} is a bundle for the runtime {manifest.runtime}, not for {runtime}: "
-            f"write runtime: {manifest.runtime}, or export the model with --runtime {runtime}"
-        )
-    for name, asked, made in (
-        ("max_context", max_context, manifest.max_context),
-        ("max_sessions", max_sessions, manifest.max_sessions),
-    ):
-        if asked is not None and asked > made:
-            option = name.replace("_", "-")
-            raise UserError(
-                f"{name} {asked} is more than the bundle {folder} was made for, {made}: "
-                f"lower it, or export the model with --{option} {asked}"
-            )
+    asked = {"max_context": max_context, "max_sessions": max_sessions, "device": device}
+    manifests.fit(manifest, folder, role="drafter", runtime=runtime, **asked)
     return manifests.load(folder, role="drafter")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import PacelineError, UserError
+from paceline.core.extras import install
 
 
 class CudaError(PacelineError):
@@ -30,7 +31,7 @@ class Cuda:
             from cuda.bindings import runtime as cuda
         except ImportError as error:
             raise UserError(
-                f"CUDA cannot be used without cuda-bindings ({error}): pip install 'paceline[jetson]'"
+                f"CUDA cannot be used without cuda-bindings ({error}): {install('jetson')}"
             ) from None
         self._cuda: Any = cuda
         status, count = cuda.cudaGetDeviceCount()

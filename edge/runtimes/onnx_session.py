@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.extras import install
 
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
@@ -27,7 +28,7 @@ def open_session(graph: Path, *, device: str = "cpu", provider: str | None = Non
     if first not in onnxruntime.get_available_providers():
         raise UserError(
             f"device {device} needs {first}, which the installed onnxruntime {onnxruntime.__version__} lacks: "
-            "pip uninstall onnxruntime, then pip install 'paceline[gpu]'"
+            f"pip uninstall onnxruntime, then {install('gpu')}"
         )
     if first != CPU:
         _check_libraries(onnxruntime, first)
@@ -54,7 +55,7 @@ def _import() -> Any:
         import onnxruntime
     except ImportError as error:
         raise UserError(
-            f"runtime onnxruntime needs the package of that name ({error}): pip install 'paceline[onnxruntime]'"
+            f"runtime onnxruntime needs the package of that name ({error}): {install('onnxruntime')}"
         ) from None
     return onnxruntime
 

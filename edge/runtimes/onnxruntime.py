@@ -38,12 +38,8 @@ def load(
     max_context, max_sessions: default what the bundle was made for. kv_memory: bytes.
     """
     folder = Path(folder)
-    manifest = open_bundle(folder, "onnxruntime", max_context=max_context, max_sessions=max_sessions)
-    if device != "cpu" and manifest.profile == "gqa" and manifest.kv_dtype == "float32":
-        raise UserError(
-            f"{folder} is a gqa graph in float32, whose attention has no kernel on a GPU: "
-            "export the model with --dtype float16, or use device: cpu"
-        )
+    asked = {"max_context": max_context, "max_sessions": max_sessions}
+    manifest = open_bundle(folder, "onnxruntime", **asked, device=device)
     rows = rows_within(manifest, max_sessions or manifest.max_sessions, kv_memory)
     session = open_session(folder / GRAPH, device=device, provider=provider, threads=threads)
     context = max_context or manifest.max_context

@@ -56,7 +56,7 @@ def _probes(topology_file: OptionalTopologyFile) -> Iterator[Probe]:
     from paceline.deployment import hosts_here
     from paceline.topology.spec import load_topology
 
-    topology = load_topology(topology_file) if topology_file else None
+    topology = load_topology(topology_file, look_at_bundles=False) if topology_file else None
     hosts = sorted(hosts_here(topology)) if topology else []
     needs = topology_probes.needs(topology, hosts)
     yield from probes.versions(needs)

@@ -14,10 +14,12 @@ import typer
 
 from paceline.commands.options import Json
 from paceline.core.errors import UserError
+from paceline.core.extras import install
 from paceline.core.manifest import Dtype, Profile, Quantization, Role, RuntimeName
 
 if TYPE_CHECKING:
     from paceline.export.bundle import Report
+    from paceline.export.options import Request
 
 
 def export(
@@ -49,29 +51,38 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a bundle of a model; done only once it agrees with torch. Exit 1 when it does not, naming the layer."""
+    """Make a bundle of a model. A drafter's is done only once it agrees with torch (exit 1 names the layer that differs); a target's is converted, not compared."""
+    from paceline.export.options import Request, check
+
+    request = Request(model, out, role, runtime, profile, dtype, quantize, max_context, max_sessions, texts, force)
+    check(request)
+    with _interruptible():
+        report = _make(request)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(report), indent=2))
+    else:
+        from paceline.commands.export_output import show
+
+        show(report)
+
+
+def _make(request: Request) -> Report:
     try:
-        from paceline.commands.export_output import ProgressBar, show
+        from paceline.commands.export_output import ProgressBar
         from paceline.export.bundle import export as make
-        from paceline.export.request import Request
     except ModuleNotFoundError as error:
         if (error.name or "paceline").startswith("paceline"):
             raise
         raise UserError(
-            f"paceline export needs the package {error.name}; run: pip install 'paceline[export]'"
+            f"paceline export needs the package {error.name}; run: {install('export')}"
         ) from None
-    request = Request(model, out, role, runtime, profile, dtype, quantize, max_context, max_sessions, texts, force)
-    with _interruptible(), ProgressBar() as watch:
-        report = make(request, watch)
-    if as_json:
-        typer.echo(json.dumps(_as_dict(report), indent=2))
-    else:
-        show(report)
+    with ProgressBar() as watch:
+        return make(request, watch)
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: what was begun is removed."""
+    """SIGTERM ends it as Ctrl-C does: what was begun is removed, which is said."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -79,6 +90,9 @@ def _interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        typer.echo("stopped: nothing was made", err=True)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

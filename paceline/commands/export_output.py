@@ -62,6 +62,9 @@ def show(report: Report) -> None:
         table.add_section()
         for words, value in _differences(manifest.parity):
             table.add_row(words, value)
+    if not manifest.parity:
+        table.add_section()
+        table.add_row("compared", "nothing: each weight was converted, rounded once at the most")
     table.add_section()
     table.add_row("sessions", f"{manifest.max_sessions} of up to {manifest.max_context} tokens")
     table.add_row("licence", ", ".join(manifest.licences) or "none beside the model")
@@ -88,7 +91,7 @@ def _shares(agreement: dict[str, float]) -> str:
 
 
 def _next(report: Report) -> str:
-    manifest = report.manifest
-    if manifest.runtime == "tensorrt":
+    """A topology's paths are relative to its file, so that the whole one is shown."""
+    if report.manifest.runtime == "tensorrt":
         return f" Build its engine on the machine that will run it: paceline engine {report.out}"
-    return f" In a topology: {{model: {report.out}}}"
+    return f" In a topology: {{model: {report.out.absolute()}}}"

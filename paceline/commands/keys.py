@@ -88,7 +88,7 @@ def _of_topology(topology_file: Path, out: Path | None) -> _Plan:
     from paceline.topology.credentials import certificates_folder, node_files
     from paceline.topology.spec import DrafterSpec, TargetSpec, load_topology
 
-    topology = load_topology(topology_file, look_at_keys=False)
+    topology = load_topology(topology_file, look_at_keys=False, look_at_bundles=False)
     security = topology.security
     folder = out or certificates_folder(security)
     if folder is None:

@@ -75,7 +75,7 @@ def nodes(topology_file: TopologyFile, run_dir: RunDir = None, no_drafter: NoDra
 
 def _prepare(topology_file: Path, run_dir: Path | None) -> Topology:
     configure_logging()
-    topology = load_topology(topology_file)
+    topology = load_topology(topology_file, look_at_bundles=False)
     follow_parent(topology.longest_drain)
     require_models(topology, str(topology_file))
     if run_dir is not None:
@@ -157,7 +157,7 @@ def run_until_signal(topology_file: Path, serves: Sequence[Serve]) -> None:
     """Runs nodes on one asyncio loop (uvloop where installed) until SIGTERM, SIGINT or the first failure."""
 
     async def main() -> None:
-        orders = Orders(lambda: load_topology(topology_file))
+        orders = Orders(lambda: load_topology(topology_file, look_at_bundles=False))
         orders.listen()
         async with anyio.create_task_group() as tasks:
             for serve in serves:

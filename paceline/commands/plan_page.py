@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.commands.plan_output import LEGEND, rows, size, title
 from paceline.core.errors import UserError
+from paceline.core.extras import install
 from paceline.topology.planner import Plan
 from paceline.topology.planner_curves import Curve, curves
 
@@ -22,7 +23,7 @@ def write_page(plan: Plan, file: Path) -> None:
         import jinja2
         import matplotlib  # noqa: F401 (asked for here, before any work)
     except ModuleNotFoundError as error:
-        raise UserError(f"--html needs the package {error.name}; run: pip install 'paceline[report]'") from error
+        raise UserError(f"--html needs the package {error.name}; run: {install('report')}") from error
     template = Path(__file__).with_name("plan.html").read_text(encoding="utf-8")
     speculating = [one for one in plan.groups if one.group.drafters]
     largest = max(speculating, key=lambda one: one.group.count, default=None)

@@ -12,6 +12,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.core.extras import install
+
 Status = Literal["ok", "warn", "fail"]
 
 CORE_PACKAGES = ("numpy", "pydantic", "msgspec", "tokenizers", "anyio", "paho-mqtt", "httpx")
@@ -53,15 +55,15 @@ def versions(needs: Set[str]) -> Iterator[Probe]:
         if version:
             yield Probe(package, "ok", version)
         else:
-            yield Probe(package, "fail", "not installed", "pip install paceline")
+            yield Probe(package, "fail", "not installed", install())
     for package in CLOUD_PACKAGES:
         version = version_of(package)
         if version:
             yield Probe(package, "ok", version)
         elif package in needs:
-            yield Probe(package, "fail", "not installed, but the topology needs it", "pip install 'paceline[cloud]'")
+            yield Probe(package, "fail", "not installed, but the topology needs it", install("cloud"))
         else:
-            yield Probe(package, "warn", "not installed; targets need it", "pip install 'paceline[cloud]'")
+            yield Probe(package, "warn", "not installed; targets need it", install("cloud"))
     uvloop = version_of("uvloop")
     if uvloop:
         yield Probe("uvloop", "ok", uvloop)

@@ -14,6 +14,7 @@ from paceline.commands.probes import Probe
 from paceline.core.errors import UserError
 from paceline.topology.credentials import api_url
 from paceline.topology.spec import Address, DrafterSpec, TargetSpec, Topology
+from paceline.topology.spec_bundles import bundles
 from paceline.topology.tls import api_client_context
 
 Node = DrafterSpec | TargetSpec
@@ -83,7 +84,12 @@ def models(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:
     seen: set[str] = set()
     for node in here(topology, hosts):
         emulated = "emulated" in (getattr(node, "runtime", ""), getattr(node, "engine", ""))
-        if node.model is None or emulated or node.model in seen:
+        if node.model is None or emulated:
+            continue
+        misfits = [*_misfits(node, hosts)]
+        for misfit in misfits:
+            yield Probe("model", "fail", f"{node.name}: {misfit}")
+        if misfits or node.model in seen:
             continue
         seen.add(node.model)
         folder = Path(node.model)
@@ -99,6 +105,12 @@ def models(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:
             )
         else:
             yield Probe("model", "ok", str(folder))
+
+
+def _misfits(node: Node, hosts: Collection[str]) -> Iterator[str]:
+    """What a node could not load its model for, by the manifest of the bundle."""
+    found = bundles({0: node}, {}, hosts) if isinstance(node, DrafterSpec) else bundles({}, {0: node}, hosts)
+    return (finding.message for finding in found)
 
 
 def keys(topology: Topology, hosts: Collection[str] = ()) -> Iterator[Probe]:

@@ -6,6 +6,7 @@ DRY_RUN=false
 LOG=/dev/null
 SECRET="" # a word that is never shown
 PROBLEMS=()
+WOULD_REFUSE=false # in a dry run
 
 say() {
     printf '%s\n' "$*" >&2
@@ -34,8 +35,17 @@ stop_on_problems() {
     for text in "${PROBLEMS[@]}"; do
         if $DRY_RUN; then say "would refuse: $text"; else say "$text"; fi
     done
-    PROBLEMS=()
+    PROBLEMS=() WOULD_REFUSE=true
     if ! $DRY_RUN; then exit 2; fi
+}
+
+# The last line of a dry run, whose exit code is 0 either way.
+end_dry_run() {
+    if $WOULD_REFUSE; then
+        say "A dry run: nothing was changed. The run itself would refuse to begin, for what is said above."
+    else
+        say "A dry run: nothing was changed."
+    fi
 }
 
 # needs_value OPTION COUNT: an option that takes a value must not be the last word.

@@ -184,14 +184,15 @@ step_config() {
     folder "$ROOT$ETC" root:paceline 750
     folder "$ROOT$ETC/secrets" paceline:paceline 700
     while read -r file <&3; do
-        name="${file#"$PAYLOAD/config/"}"
+        name="${file#"$CONFIG_FROM/"}"
+        if $DRY_RUN; then file="$PAYLOAD/config/$name"; fi
         if [[ "$name" == secrets/* ]]; then
             put "$file" "$ROOT$ETC/$name" paceline:paceline 600
         elif ! have keeps_engines "$file" "$ROOT$ETC/$name"; then
             if [[ "$name" == */* ]]; then folder "$ROOT$ETC/${name%/*}" root:paceline 750; fi
             put "$file" "$ROOT$ETC/$name" root:paceline 640
         fi
-    done 3< <(find "$PAYLOAD/config" -type f 2>/dev/null | sort)
+    done 3< <(find -L "$CONFIG_FROM" -type f 2>/dev/null | sort)
 }
 
 # keeps_engines SENT THERE: whether the board's manifest is the one sent, with engines that were built there.
@@ -208,12 +209,14 @@ END
 
 # An engine runs only on the GPU, TensorRT and JetPack that it was built with, so it is built here: minutes for each bundle.
 step_engine() {
-    local manifest
+    local manifest there="$ROOT$ETC"
+    if $DRY_RUN; then there="$CONFIG_FROM"; fi
     while read -r manifest <&3; do
-        if ! have has_engine "$manifest"; then
+        if ! has_engine "$manifest"; then
+            manifest="$ROOT$ETC${manifest#"$there"}"
             change "$VENV/bin/paceline" engine "${manifest%/manifest.json}"
         fi
-    done 3< <(find "$ROOT$ETC" -name manifest.json 2>/dev/null | sort)
+    done 3< <(find -L "$there" -name manifest.json 2>/dev/null | sort)
 }
 
 # has_engine MANIFEST: whether its bundle has one, or needs none.

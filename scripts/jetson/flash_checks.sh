@@ -60,7 +60,7 @@ release_of() {
 }
 
 check_host() {
-    local machine version="" fine
+    local machine version="" name="" fine
     machine="$(uname -m)"
     if [[ "$machine" != x86_64 ]]; then
         problem "This machine is $machine: NVIDIA's flash tools are x86_64 programs. Use an x86_64 machine with Ubuntu."
@@ -70,11 +70,13 @@ check_host() {
     fi
     if [[ -r "$HOST_ROOT/etc/os-release" ]]; then
         version="$(sed -n 's/^VERSION_ID="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' "$HOST_ROOT/etc/os-release")"
+        name="$(sed -n 's/^NAME="\{0,1\}\([^"]*\)"\{0,1\}$/\1/p' "$HOST_ROOT/etc/os-release")"
     fi
     if [[ "$JETPACK" == 6.2 ]]; then fine="20.04 22.04"; else fine="22.04 24.04"; fi
     # shellcheck disable=SC2086 # two words on purpose
-    if ! one_of "$version" $fine; then
-        warn "NVIDIA tests JetPack $JETPACK on Ubuntu ${fine/ / and }; this is ${version:-something else}."
+    if [[ "${name:-Ubuntu}" != Ubuntu ]] || ! one_of "$version" $fine; then
+        name="${name:-Linux} ${version:-of an unknown version}"
+        warn "NVIDIA tests JetPack $JETPACK on Ubuntu ${fine/ / and }; this is $name."
     fi
     if systemd-detect-virt --quiet --vm 2>/dev/null; then
         warn "this is a virtual machine: the board changes its USB id while it is flashed, and must be passed through again each time."

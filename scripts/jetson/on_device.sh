@@ -10,6 +10,7 @@ source "$HERE/health.sh"
 
 STEPS=(time packages power clocks swap user venv config engine service health)
 PAYLOAD=./payload
+CONFIG_FROM="$PAYLOAD/config" # elsewhere in a dry run, which copies nothing
 CHANGES=0
 NEW_MODE=false # of power: the clocks' maximum is another then
 
@@ -25,6 +26,7 @@ parse_options() {
         --extras) EXTRAS="$2" && shift ;;
         --from) FROM="$2" && shift ;;
         --jetpack) JETPACK="$2" && shift ;;
+        --config) CONFIG_FROM="$2" && shift ;;
         *) wrong "on_device.sh: unknown option $1" ;;
         esac
         shift

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from paceline.cloud.ahead import FIRST_REST, LOOK_ROUNDS, AheadControl, Branches
+from paceline.cloud.ahead import FIRST_REST, AheadControl, Branches, Phase
 from paceline.cloud.drafters import DrafterState
 from paceline.cloud.events import Arrived, Reconfigure
 from paceline.topology.handshake import DRAFT_AHEAD
@@ -25,6 +25,7 @@ class AheadBench(Bench):
         super().__init__(**options)  # type: ignore[arg-type]
         drafting = replace(self.engine.config.drafting, draft_ahead=branches)
         self.put(Reconfigure(replace(self.engine.config, drafting=drafting)))
+        self.engine.drafting.ahead.phase = Phase.HOLD
 
     def send_ahead(self, drafter: FakeDrafter, item: DraftItem, *branches: Branch) -> None:
         """Branches for the round whose proposals follow the item's tokens."""
@@ -185,32 +186,46 @@ def test_a_drafter_that_cannot_is_not_asked(capabilities: list[str]) -> None:
     assert drafter.last().branches == 0
 
 
-def test_what_never_hits_is_left_off_and_tried_again_later() -> None:
-    """A drafter without idle time sends no branches: after so many rounds none is asked for, for a while."""
+def served(control: AheadControl, rounds: int, without: float, ahead: float, now: float = 1.0) -> list[Phase]:
+    """So many rounds that take so long without and with branches; the phases in the order they came in."""
+    seen = [control.phase]
+    for _ in range(rounds):
+        control.round(ahead if control.on else without, now)
+        if control.phase is not seen[-1]:
+            seen.append(control.phase)
+    return seen
+
+
+def test_branches_are_asked_for_as_long_as_rounds_are_shorter_with_them() -> None:
+    """Some rounds without, some with; then with them, and now and then a look at how it is without."""
     control = AheadControl()
-    now = 10.0
-    for _ in range(LOOK_ROUNDS):
-        assert control.on(now)
-        control.looked([1.0, 0.0], wait=0.02, step=0.002, now=now)
-    assert not control.on(now) and not control.on(now + FIRST_REST - 0.01)
-    assert control.on(now + FIRST_REST)
-    assert control.hit_rate == 0.5
+    assert served(control, 16 + 32, 0.030, 0.024) == [Phase.BASE, Phase.TRIAL, Phase.HOLD]
+    assert control.on and control.branching(5).outcomes == 5
+    assert served(control, 512 + 16, 0.030, 0.024) == [Phase.HOLD, Phase.CHECK, Phase.HOLD]
 
 
-def test_what_hits_often_enough_stays_on() -> None:
-    """Every fifth round saved is worth more than half a step in the others."""
+def test_what_makes_rounds_longer_is_left_off_and_tried_again_later() -> None:
+    """A drafter on the target's own processors: rests of five seconds, then ten, and a trial after each."""
     control = AheadControl()
-    for number in range(10 * LOOK_ROUNDS):
-        control.looked([float(number % 5 == 0)], wait=0.02, step=0.002, now=1.0)
-    assert control.on(1.0)
+    assert served(control, 16 + 32 + 100, 0.030, 0.036) == [Phase.BASE, Phase.TRIAL, Phase.REST]
+    assert not control.on and control.branching(5).outcomes == 0
+    assert served(control, 40, 0.030, 0.036, now=1.0 + FIRST_REST) == [Phase.REST, Phase.TRIAL, Phase.REST]
+    assert served(control, 40, 0.030, 0.020, now=2.0 + 2 * FIRST_REST) == [Phase.REST]
+    assert served(control, 40, 0.030, 0.020, now=1.0 + 3 * FIRST_REST) == [Phase.REST, Phase.TRIAL, Phase.HOLD]
 
 
-def test_shortened_waits_count_in_part() -> None:
-    """A branch that is always late but saves a third is worth asking for; it is no hit."""
+def test_what_stops_to_pay_is_noticed() -> None:
+    """Others keep the drafter busy by now."""
     control = AheadControl()
-    for _ in range(2 * LOOK_ROUNDS):
-        control.looked([0.33], wait=0.1, step=0.002, now=1.0)
-    assert control.on(1.0) and control.hit_rate == 0.0 and control.late == 2 * LOOK_ROUNDS
+    served(control, 16 + 32, 0.030, 0.024)
+    assert served(control, 512 + 16, 0.030, 0.030) == [Phase.HOLD, Phase.CHECK, Phase.REST]
+
+
+def test_how_often_branches_were_there_is_counted() -> None:
+    """At once, late, not at all."""
+    control = AheadControl()
+    control.looked([1.0, 0.4, 0.0, 1.0])
+    assert (control.rounds, control.hits, control.late, control.hit_rate) == (4, 2, 1, 0.5)
 
 
 def test_a_new_round_forgets_the_branches_of_the_last() -> None:

@@ -154,5 +154,5 @@ def test_what_is_missing_is_said_in_one_sentence(fake: FakeRuntime, monkeypatch:
     with pytest.raises(UserError, match=r"\(cudaErrorNoDevice\); `paceline doctor` says more"):
         Cuda()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UserError, match=r"without cuda-bindings .*pip install 'paceline\[jetson\]'"):
+    with pytest.raises(UserError, match=r"without cuda-bindings .*pip install -e '\.\[jetson\]'"):
         Cuda()

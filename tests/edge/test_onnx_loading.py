@@ -97,7 +97,7 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_gpu_is_never_replaced_by_the_cpu(concat: Path) -> None:
     said = refusal(concat, device="cuda:0")
     assert said.startswith("device cuda:0 needs CUDAExecutionProvider, which the installed onnxruntime")
-    assert "pip install 'paceline[gpu]'" in said
+    assert "pip install -e '.[gpu]'" in said
     assert "device cuda:1 needs TensorrtExecutionProvider" in refusal(concat, device="cuda:1", provider="tensorrt")
     assert "provider tensorrt runs on a GPU" in refusal(concat, provider="tensorrt")
 

@@ -34,7 +34,7 @@ VOCABULARY = 2048
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
     """The embedded drafter, exported in float32 with small rows."""
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     folder = tmp_path_factory.mktemp("bundle") / "tiny"

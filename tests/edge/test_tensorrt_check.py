@@ -33,7 +33,7 @@ KINDS = [("static-compat", "float32"), ("static-compat", "float16"), ("static-na
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """(profile, dtype) → a bundle of the embedded drafter."""
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     found = {}

@@ -92,7 +92,7 @@ def test_no_graphs_is_a_failure(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     bundle = tmp_path / "bundle"

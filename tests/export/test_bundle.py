@@ -23,8 +23,8 @@ from paceline.core.model import Segment
 from paceline.core.vocabulary import Vocabulary
 from paceline.export import bundle
 from paceline.export.bundle import Report
+from paceline.export.options import Request
 from paceline.export.parity_figures import ParityFailed
-from paceline.export.request import Request
 from paceline.export.watch import Watch
 
 from .bundle_models import edit_weight, model_folder, need
@@ -188,7 +188,7 @@ def test_a_bundle_for_short_sessions_says_so(model: Path, tmp_path: Path) -> Non
     """max_context of a topology is compared with the bundle's."""
     export(model, tmp_path / "out", role="target", max_context=100)
     assert load(tmp_path / "out").max_context == 100
-    with pytest.raises(UserError, match=r"max_context 200 is more than the bundle .* holds: 100"):
+    with pytest.raises(UserError, match=r"max_context 200 is more than the bundle .* was made for, 100"):
         load(tmp_path / "out", max_context=200)
 
 

@@ -28,7 +28,7 @@ SHAPES = (Profile(4, 8), Profile(1, 32))
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Profile → a bundle of the embedded drafter, without an engine."""
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     found = {}

@@ -21,7 +21,7 @@ MODEL = Path(__file__).parents[2] / "models" / "tiny-drafter"
 def bundle(tmp_path: Path) -> Path:
     pytest.importorskip("onnxruntime")
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     export(Request(str(MODEL), tmp_path / "bundle", runtime="tensorrt", max_context=64), Watch())

@@ -122,4 +122,4 @@ def test_the_page_says_what_to_install(run, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(STAR, *SHORT, "--html", tmp_path / "plan.html")
     assert code == 2
-    assert "pip install 'paceline[report]'" in err
+    assert "pip install -e '.[report]'" in err

@@ -53,7 +53,7 @@ def test_too_many_sessions_are_refused_in_words() -> None:
 def test_the_command_measures_a_bundle(tmp_path: Path) -> None:
     """Its graph has a type of its own and room for as many sessions as it was made for."""
     from paceline.export.bundle import export
-    from paceline.export.request import Request
+    from paceline.export.options import Request
     from paceline.export.watch import Watch
 
     bundle = str(tmp_path / "bundle")

@@ -186,4 +186,4 @@ def test_the_page_says_which_package_it_needs(
     """A Jetson has no matplotlib; its recording is looked at elsewhere."""
     monkeypatch.setitem(sys.modules, "jinja2", None)
     code, _, err = paceline("report", recorded, "--html", tmp_path / "page.html")
-    assert (code, err) == (2, "--html needs the package jinja2; run: pip install 'paceline[report]'\n")
+    assert (code, err) == (2, "--html needs the package jinja2; run: pip install -e '.[report]' in Paceline's repository\n")

@@ -66,5 +66,6 @@ prepared() {
     says "would refuse: There is no jetson-orin-nano-devkit-super.conf in $L4T. Choose with --config; there are: jetson-agx-orin-devkit jetson-agx-thor-devkit jetson-orin-nano-devkit"
     says "would refuse: Automount is on"
     says "would refuse: NVIDIA's licence"
+    [[ "$output" == *"The run itself would refuse to begin, for what is said above." ]]
     [[ -z "$(calls)" && -z "$(ls -A "$HOME")" ]]
 }

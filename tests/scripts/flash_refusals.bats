@@ -124,6 +124,8 @@ refused() {
     refused "--from is one of: check prerequisites binaries user flash boot."
     flash --frm flash
     refused "There is no option --frm"
+    flash --frm
+    refused "There is no option --frm"
     flash --board
     refused "--board needs a value"
     flash extra
@@ -142,7 +144,7 @@ refused() {
 @test "a hub, a virtual machine, a firewall and an untested Ubuntu are warned of, not refused" {
     tree 36 4 3
     usb 1-2.3 7523
-    echo 'VERSION_ID="24.04"' >"$PACELINE_HOST_ROOT/etc/os-release"
+    printf 'NAME="Ubuntu"\nVERSION_ID="24.04"\n' >"$PACELINE_HOST_ROOT/etc/os-release"
     touch "$FAKE_STATE/virtual--vm"
     mkdir "$PACELINE_HOST_ROOT/etc/ufw"
     echo ENABLED=yes >"$PACELINE_HOST_ROOT/etc/ufw/ufw.conf"
@@ -151,6 +153,6 @@ refused() {
     says "warning: the board is behind a USB hub (port 1-2.3)"
     says "warning: this is a virtual machine"
     says "warning: the firewall is on"
-    says "warning: NVIDIA tests JetPack 6.2 on Ubuntu 20.04 and 22.04; this is 24.04."
+    says "warning: NVIDIA tests JetPack 6.2 on Ubuntu 20.04 and 22.04; this is Ubuntu 24.04."
     says "Not confirmed"
 }

@@ -37,7 +37,17 @@ manifest() {
 @test "a dry run prints every command and needs no board" {
     run --separate-stderr "$ROOT/scripts/provision_jetson.sh" nvidia@192.168.55.1 --dry-run --jetpack 6.2 --power-mode 25W
     ended 0
-    same "ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'sudo ./on_device.sh --power-mode 25W'
+    same "mkdir -p /tmp/WORK/bundle/payload
+cp $(printf "$ROOT/scripts/jetson/%s.sh " on_device common boards device_steps health)/tmp/WORK/bundle
+cp $ROOT/examples/systemd/paceline.service $ROOT/examples/systemd/paceline-clocks.service /tmp/WORK/bundle/payload
+sed -n '/^cuda/!w /tmp/WORK/bundle/payload/constraints.txt' $ROOT/constraints.txt
+mkdir /tmp/WORK/source
+cp -rp $(printf "$ROOT/%s " pyproject.toml README.md LICENSE paceline export edge cloud topology core)/tmp/WORK/source
+find /tmp/WORK/source -name __pycache__ -prune -exec rm -r '{}' +
+env SOURCE_DATE_EPOCH=1577836800 python3 -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir /tmp/WORK/bundle/payload /tmp/WORK/source
+ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'mktemp -d'
+tar -C /tmp/WORK/bundle -cf - . | ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'tar -C /tmp/BOARD_DIR -xf -'
+ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'sudo /tmp/BOARD_DIR/on_device.sh --power-mode 25W'
 timedatectl set-ntp true
 apt-get -o DPkg::Lock::Timeout=600 update
 env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y nvidia-jetpack python3-venv
@@ -65,14 +75,50 @@ install -D -o root -g root -m 644 ./payload/paceline.service $PACELINE_HOST_ROOT
 systemctl daemon-reload
 runuser -u paceline -- /opt/paceline/bin/paceline check /etc/paceline/star.yaml
 systemctl enable paceline.service
-systemctl restart paceline.service" "$output"
+systemctl restart paceline.service
+ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'rm -rf /tmp/BOARD_DIR'" "$output"
+}
+
+@test "a dry run with a topology and bundles names their files, and the engines that are to be built" {
+    local config="$BATS_TEST_TMPDIR/config"
+    mkdir -p "$config/secrets"
+    touch "$config/star.yaml" "$config/secrets/drafter.key"
+    manifest "$config/bundles/small/manifest.json" '"graph.onnx": "1"' ''
+    manifest "$config/bundles/built/manifest.json" '"graph.onnx": "1"' '"x.plan": {}'
+    topology_checker 0
+    run --separate-stderr "$ROOT/scripts/provision_jetson.sh" nvidia@board --dry-run --config "$config" --wheel "$config/star.yaml" --from config
+    ended 0
+    says "cp -rL $config /tmp/WORK/bundle/payload/config"
+    says "install -D -o root -g paceline -m 640 ./payload/config/star.yaml $PACELINE_HOST_ROOT/etc/paceline/star.yaml"
+    says "install -D -o paceline -g paceline -m 600 ./payload/config/secrets/drafter.key $PACELINE_HOST_ROOT/etc/paceline/secrets/drafter.key"
+    same "/opt/paceline/bin/paceline engine $PACELINE_HOST_ROOT/etc/paceline/bundles/small" "$(grep ' engine ' <<<"$output")"
+    [[ "$stderr" == *"A dry run: nothing was changed." ]]
+}
+
+# topology_checker CODE: a fake `paceline` that says what check would, and ends with CODE.
+topology_checker() {
+    printf '#!/bin/bash\necho "${@: -1}:1:1: is wrong"\nexit %s\n' "$1" >"$BATS_TEST_TMPDIR/bin/paceline"
+    chmod +x "$BATS_TEST_TMPDIR/bin/paceline"
+}
+
+@test "a topology that check refuses is refused before anything is begun" {
+    mkdir -p "$BATS_TEST_TMPDIR/config"
+    touch "$BATS_TEST_TMPDIR/config/star.yaml"
+    topology_checker 2
+    provision nvidia@board --config "$BATS_TEST_TMPDIR/config"
+    ended 2
+    same "$BATS_TEST_TMPDIR/config/star.yaml:1:1: is wrong" "$output"
+    provision nvidia@board --config "$BATS_TEST_TMPDIR/config" --dry-run
+    ended 0
+    says "would refuse: $BATS_TEST_TMPDIR/config/star.yaml:1:1: is wrong"
+    [[ "$output" == *"The run itself would refuse to begin, for what is said above." ]]
 }
 
 @test "JetPack 7.2 wants CUDA 13's bindings; --from and --swap 0 leave out" {
     provision --local --dry-run --jetpack 7.2 --from swap --swap 0 --no-clocks
     ended 0
     says "'cuda-bindings>=13,<14'"
-    [[ "$output" != *swapon* && "$output" != *apt-get* && "$output" != *paceline-clocks* ]]
+    [[ "$output" != *swapon* && "$output" != *apt-get* && "$output" != *"enable paceline-clocks"* ]]
 }
 
 @test "what is refused" {
@@ -89,6 +135,9 @@ systemctl restart paceline.service" "$output"
     provision nvidia@board --swp 1
     ended 2
     says "There is no option --swp"
+    provision nvidia@board --swp
+    ended 2
+    says "There is no option --swp"
     mkdir -p "$BATS_TEST_TMPDIR/config/secrets"
     touch "$BATS_TEST_TMPDIR/config/secrets/ca.key"
     provision nvidia@board --config "$BATS_TEST_TMPDIR/config" --wheel none.whl
@@ -101,6 +150,7 @@ systemctl restart paceline.service" "$output"
 @test "keys of other machines are warned of" {
     mkdir -p "$BATS_TEST_TMPDIR/config/secrets"
     touch "$BATS_TEST_TMPDIR/config/star.yaml" "$BATS_TEST_TMPDIR/config/secrets"/{deployment,drafter}.key
+    topology_checker 0
     provision nvidia@board --dry-run --config "$BATS_TEST_TMPDIR/config"
     [[ "$output" != *warning* ]]
     touch "$BATS_TEST_TMPDIR/config/secrets/chat.key"
