@@ -24,7 +24,7 @@ from common import DRAFTER, ROOT, TARGET, median
 from paceline import bench, bench_real
 from paceline.bench_texts import same_texts
 from paceline.commands.bench import TEXTS
-from paceline.core.costs import expected_tokens
+from paceline.core.costs import agreement_of
 from paceline.topology.planner import predicted_tokens_per_s
 from paceline.topology.planner_inputs import Conditions
 from paceline.topology.planner_profiles import read_profile
@@ -42,15 +42,6 @@ def profiled(model: Path, sessions: int) -> Profile:
         command += ["--context", str(CONTEXT), "--sessions", str(sessions), "--out", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return read_profile(out)
-
-
-def agreement_of(length: float, k: int) -> float:
-    """The agreement at which so many tokens are emitted a round, by halving."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(middle, k) < length else (low, middle)
-    return low
 
 
 def run(repeats: int, in_flight: int, temperature: float) -> dict[str, Any]:

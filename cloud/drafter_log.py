@@ -14,9 +14,13 @@ QUIET_SECONDS = 30.0  # a drafter that wavers, or that is full now and then, is 
 
 
 class DrafterLog:
-    """One line a drafter and event, not one a session. Runs on the engine's thread; cheap when nothing has changed."""
+    """One line a drafter and event, not one a session. Runs on the engine's thread; cheap when nothing has changed.
 
-    def __init__(self) -> None:
+    target: whose log it is, as several targets may run in one process; "" where it has no name.
+    """
+
+    def __init__(self, target: str = "") -> None:
+        self._of = f"{target}: " if target else ""
         self._suspect: set[str] = set()  # as was last told
         self._left: Counter[str] = Counter()  # sessions that moved elsewhere and were not told yet
         self._quiet_until: dict[tuple[str, str], float] = {}  # (event, drafter)
@@ -30,16 +34,17 @@ class DrafterLog:
         for name, drafter in drafters.items():
             if drafter.suspect and name not in self._suspect and self._may("drafter_suspect", name, now):
                 self._suspect.add(name)
-                words = "drafter %s is suspect: its drafts come too late; nobody waits for them until one is in time"
-                log.warning(words, name, extra={"event": "drafter_suspect", "drafter": name})
+                words = "%sdrafter %s is suspect: its drafts come too late; nobody waits for them until one is in time"
+                log.warning(words, self._of, name, extra={"event": "drafter_suspect", "drafter": name})
             elif not drafter.suspect and name in self._suspect:
                 self._suspect.remove(name)
-                log.info("drafter %s is trusted again", name, extra={"event": "drafter_trusted", "drafter": name})
+                fields = {"event": "drafter_trusted", "drafter": name}
+                log.info("%sdrafter %s is trusted again", self._of, name, extra=fields)
         for name in [name for name in self._left if self._may("sessions_moved", name, now)]:
             count = self._left.pop(name)
             words = "1 session moves" if count == 1 else f"{count} sessions move"
             fields = {"event": "sessions_moved", "drafter": name, "sessions": count}
-            log.info("%s from %s to others", words, name, extra=fields)
+            log.info("%s%s from %s to others", self._of, words, name, extra=fields)
 
     def _may(self, event: str, drafter: str, now: float) -> bool:
         if now < self._quiet_until.get((event, drafter), now):

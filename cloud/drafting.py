@@ -58,6 +58,7 @@ class DraftingConfig:
     draft_ahead: outcomes of a round under way that are drafted for meanwhile, where drafters can and it pays.
     verification: with `rejection`, a drafter that cannot draw makes coupled drafts instead, which are verified so.
     verify_budget: draft tokens that a lane's pass verifies at most; None: all (budget.py).
+    target: its name, for the log.
     """
 
     drafters: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class DraftingConfig:
     verification: Literal["coupled", "rejection"] = "coupled"
     verify_budget: int | None = None
     draft_ahead: int = 0
+    target: str = ""
 
 
 class Drafting:
@@ -78,7 +80,7 @@ class Drafting:
         self._controller = controller or Controller(Freedom(draft_length=config.draft_length))
         self._vocabulary_size = vocabulary_size
         self._drafters = Drafters(config.drafters, config.policy, config.deadline)
-        self._log = DrafterLog()
+        self._log = DrafterLog(config.target)
         self.ahead = AheadControl()
         self.sessions: dict[int, Session] = {}
         self._ids = itertools.count(secrets.randbits(40) << 20)  # never reused, also by a restarted target

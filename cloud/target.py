@@ -200,6 +200,7 @@ def engine_config(spec: TargetSpec, drafters: Sequence[DrafterSpec]) -> EngineCo
         verification=spec.verification,
         draft_ahead=spec.draft_ahead,
         verify_budget=spec.verify_budget,
+        target=spec.name,
     )
     return EngineConfig(None if spec.lanes == "auto" else spec.lanes, spec.max_sessions, spec.prefill_chunk, drafting)
 

@@ -31,6 +31,18 @@ def expected_tokens(agreement: float, k: float) -> float:
     return float((1.0 - agreement ** (k + 1)) / (1.0 - agreement))
 
 
+def agreement_of(length: float, k: int) -> float:
+    """The a with expected_tokens(a, k) = length: what an acceptance length at a fixed draft length says of agreement.
+
+    length: 1..k + 1 tokens; outside, the nearest a.
+    """
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, k) < length else (low, middle)
+    return (low + high) / 2
+
+
 def expected_rounds(tokens: int, agreement: float, k: int) -> float:
     """Rounds until a session has gained `tokens` tokens, the last round cut to what is still wanted.
 

@@ -60,11 +60,7 @@ def build_engine(
     device: the GPU that it is for. UserError for what the user can mend, in one sentence.
     """
     manifest = manifests.load(folder, role="drafter")
-    if manifest.profile not in PROFILES:
-        raise UserError(
-            f"{folder} has a {manifest.profile or 'torch'} graph, and TensorRT needs one with fixed KV rows:"
-            f" export the model with --runtime tensorrt (profile {' or '.join(PROFILES)})"
-        )
+    look_at_graph(folder, manifest)
     trt = import_library(library)
     key = key_here(library, trt.__version__, _architecture(library, device), graph_checksum(manifest))
     weights = sum((folder / name).stat().st_size for name in manifest.files if name.endswith((".onnx", ".data")))
@@ -82,6 +78,17 @@ def build_engine(
     _write(path, plan)
     _enter(folder, manifest, key)
     return BuiltEngine(path, key, path.stat().st_size, time.monotonic() - began, layers)
+
+
+def look_at_graph(folder: Path, manifest: Manifest) -> None:
+    """UserError for a bundle that no engine can be built of, wherever that is tried."""
+    if manifest.profile in PROFILES:
+        return
+    kind = f"a graph of profile {manifest.profile}" if manifest.profile else "no graph"
+    raise UserError(
+        f"{folder} has {kind}, and TensorRT needs one with fixed KV rows: export the model with --runtime tensorrt,"
+        f" which makes the profiles {' and '.join(PROFILES)}"
+    )
 
 
 def build_plan(

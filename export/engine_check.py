@@ -64,11 +64,15 @@ class Agreement:
 def can_check(manifest: Manifest, device: str) -> None:
     """UserError when engines cannot be compared here."""
     if manifest.weight_dtype == "bfloat16":
-        raise UserError("onnxruntime has no bfloat16 on the CPU to compare the engine with: --no-check builds without")
+        raise UserError(
+            "onnxruntime has no bfloat16 on the CPU to compare the engine with: --no-check builds it all the same"
+        )
     try:
         Cuda(device_index(device)).close()
     except UserError as error:
-        raise UserError(f"the engine could not be run and compared here ({error}): --no-check builds without") from None
+        raise UserError(
+            f"{error}; so the engine could not be compared here: --no-check builds it all the same"
+        ) from None
 
 
 def graph_runtime(folder: Path, manifest: Manifest, rows: int = ROWS) -> Runtime:

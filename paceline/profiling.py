@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.core.clock import Clock
@@ -24,6 +25,29 @@ class Measured(Protocol):
     def forward(self, segments: Sequence[Segment]) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What `measure` found. times: milliseconds of each pass of a kind (step or verify) and a size.
+
+    profile: the keys of a topology's `profile`. raised: (kind, size) → the median, where the profile has a smaller
+    pass's longer one instead.
+    """
+
+    profile: dict[str, object]
+    times: dict[tuple[str, int], list[float]]
+    raised: dict[tuple[str, int], float]
+
+    def spread(self, kind: str) -> dict[int, tuple[float, float]]:
+        """By size: from the 10th to the 90th percentile."""
+        return {size: spread(times) for (of, size), times in self.times.items() if of == kind}
+
+
+def spread(times: list[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile, each one of the times."""
+    ordered = sorted(times)
+    return ordered[(len(ordered) - 1) // 10], ordered[-1 - (len(ordered) - 1) // 10]
+
+
 def measure(
     model: Measured,
     clock: Clock,
@@ -33,7 +57,7 @@ def measure(
     draft_length: int | None,
     repeats: int,
     progress: Callable[[int], None] = lambda turns: None,
-) -> dict[str, object]:
+) -> Measurement:
     """A profile's step times in milliseconds: step_ms by sequences, verify_ms by tokens, prompt_token_ms.
 
     Every session holds `context` tokens. A step is one token of each of 1, 2, 4 … sequences; a verification is
@@ -56,11 +80,11 @@ def measure(
     step = {size: round(ms, 3) for (kind, size), ms in found.items() if kind == "step"}
     verify = {size: round(ms, 3) for (kind, size), ms in found.items() if kind == "verify"}
     per_token = max(0.0, (found["chunk", CHUNK] - found["step", 1]) / (CHUNK - 1))
-    return {
-        "step_ms": _rising(step),
-        **({"verify_ms": _rising({1: step[1], **verify})} if verify else {}),
-        "prompt_token_ms": round(per_token, 4),
-    }
+    curves = {"step": _rising(step), **({"verify": _rising({1: step[1], **verify})} if verify else {})}
+    del times["chunk", CHUNK]
+    profile: dict[str, object] = {f"{kind}_ms": curve for kind, curve in curves.items()}
+    raised = {key: found[key] for key in times if curves[key[0]][key[1]] > round(found[key], 3)}
+    return Measurement({**profile, "prompt_token_ms": round(per_token, 4)}, times, raised)
 
 
 def turns(repeats: int) -> int:

@@ -18,6 +18,7 @@ import httpx
 from paceline.client import Completion, Endpoint, complete
 from paceline.core.errors import PacelineError
 from paceline.deployment import nodes_here
+from paceline.ports import require_free
 from paceline.topology.credentials import api_url
 from paceline.topology.spec import Topology
 from paceline.topology.spec_checks import BROKER
@@ -157,6 +158,7 @@ async def running_star(
     """Starts every node here and waits until all are ready. With `late_drafters` the caller starts those."""
     drafters, targets = nodes_here(topology, topology_file, run_dir, with_drafters=with_drafters, everything=True)
     names = [drafter.name for drafter in topology.drafters] if with_drafters else []
+    require_free(topology, with_drafters=with_drafters)
     async with Supervisor(run_dir) as supervisor:
         star = Star(topology, supervisor, names)
         started = targets if late_drafters else [*drafters, *targets]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,32 +45,52 @@ def connections(topology: Topology) -> list[Connection]:
 
 
 def who_talks_to_whom(topology: Topology) -> Table:
-    """The connections as a table for the terminal."""
+    """The connections as a table for the terminal; as wide as it needs to be, so that no address is cut."""
     from rich.table import Table
 
-    table = Table(title=f"{topology.name}: who talks to whom", title_justify="left")
-    if topology.link.local_broker:
-        table.caption = f"The broker at {topology.link.broker} is started on this machine with the nodes."
-        table.caption_justify = "left"
-    for heading in ("users reach", "target", "over", "drafter", "drafts by", "k", "lanes"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("users reach", "over"))
-    for row in connections(topology):
-        cells = (
+    table = Table(title=f"{topology.name}: who talks to whom", title_justify="left", box=None, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    table.caption = "\n".join(_captions(topology)) or None
+    table.caption_justify = "left"
+    rows = [
+        (
             row.api or "–",
-            _placed(row.target, row.target_host) or "no target uses it",
+            _short_lines(_placed(row.target, row.target_host) or "no target uses it"),
             row.over or "–",
-            _placed(row.drafter, row.drafter_host) or "none: plain decoding",
-            row.drafts_by,
+            _short_lines(_placed(row.drafter, row.drafter_host) or "none: plain decoding"),
+            _short_lines(row.drafts_by),
             "–" if row.draft_length is None else str(row.draft_length),
             "–" if row.lanes is None else str(row.lanes),
         )
-        table.add_row(*cells)
-    rejecting = [target.name for target in topology.targets if target.verification == "rejection"]
-    if rejecting:
-        names = ", ".join(rejecting)
-        table.caption = f"{names}: verification by rejection (a seed gives another text with other drafts)"
-        table.caption_justify = "left"
+        for row in connections(topology)
+    ]
+    for index, heading in enumerate(("users reach", "target", "over", "drafter", "drafts by", "k", "lanes")):
+        lines = [heading, *(line for row in rows for line in row[index].splitlines())]
+        table.add_column(heading, no_wrap=True, width=max(map(len, lines)))
+    for row in rows:
+        table.add_row(*row)
+    table.width = sum((column.width or 0) + 1 for column in table.columns) - 1
     return table
+
+
+def _short_lines(text: str) -> str:
+    """Words in lines of 13, longer words whole: with that most tables fit a terminal of 80 columns."""
+    return textwrap.fill(text, 13, break_long_words=False, break_on_hyphens=False)
+
+
+def _captions(topology: Topology) -> Iterator[str]:
+    """What the columns have no room for, where it is set."""
+    if topology.link.local_broker:
+        yield f"The broker at {topology.link.broker} is started on this machine with the nodes."
+    for key in ("draft_ahead", "verify_budget"):
+        values: dict[int, list[str]] = {}
+        for target in topology.targets:
+            if value := getattr(target, key):
+                values.setdefault(value, []).append(target.name)
+        yield from (f"{', '.join(names)}: {key} {value}" for value, names in values.items())
+    if rejecting := [target.name for target in topology.targets if target.verification == "rejection"]:
+        names = ", ".join(rejecting)
+        yield f"{names}: verification by rejection (a seed gives another text with other drafts)"
 
 
 def _connection(topology: Topology, target: TargetSpec, drafter: DrafterSpec | None) -> Connection:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paceline.core.errors import UserError
 from paceline.topology.planner_advice import sentences
-from paceline.topology.planner_ahead import ahead_tokens_per_s
+from paceline.topology.planner_ahead import ahead_tokens_per_s, drafts_ahead
 from paceline.topology.planner_inputs import Conditions, Group, Inputs, gather, nodes_of
 from paceline.topology.planner_mix import simulate_mix
 from paceline.topology.planner_resources import Memory, Traffic, memory, traffic
@@ -131,7 +131,7 @@ def predicted_tokens_per_s(
     """
     inputs = gather(topology, conditions, profiles or {})
     for group in inputs.groups:
-        if group.draft_ahead and group.draft_length != 0:
+        if drafts_ahead(group, inputs) and group.draft_length != 0:
             if (ahead := ahead_tokens_per_s(group, inputs)) is not None:
                 return ahead
             raise UserError(f"{group.names[0]}: no prediction of draft_ahead but for a target alone, in one lane")

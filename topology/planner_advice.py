@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.topology.planner import GroupPlan
 
 WORTH_SAYING = 1.03  # a better setting is named from this gain on
+OFTEN_LATE = 0.3  # share of the rounds whose drafts nobody waits for any more
 
 
 def sentences(inputs: Inputs, groups: Sequence[GroupPlan]) -> Iterator[str]:
@@ -153,6 +154,12 @@ def _crowd(one: GroupPlan, inputs: Inputs) -> Iterator[str]:
 
 def _noticed(one: GroupPlan) -> Iterator[str]:
     sees = one.sees
+    if one.configured.load.k and sees.undrafted - (1.0 - one.configured.drafted) > OFTEN_LATE:
+        yield (
+            f"{called(one.group)}: drafts come so late that a target gives up waiting for them: in the simulation "
+            f"{sees.undrafted:.0%} of the rounds go without one. So tokens/s and what users see are near plain "
+            "decoding's, while round ms and A are of rounds that wait for their drafts."
+        )
     if one.configured.load.k and sees.gap_ms.count:
         yield (
             f"{called(one.group)}: tokens come {sees.bunch.mean:.1f} at a time every {sees.gap_ms.p50:.3g} ms "

@@ -59,6 +59,11 @@ def ahead_tokens_per_s(group: Group, inputs: Inputs) -> float | None:
     return ahead_estimate(group, inputs.drafters[group.drafters[0]], group.draft_ahead).tokens_per_s
 
 
+def drafts_ahead(group: Group, inputs: Inputs) -> bool:
+    """Whether the target is set to, and one of its drafters can."""
+    return group.draft_ahead > 0 and any(inputs.drafters[name].drafts_ahead for name in group.drafters)
+
+
 def _alone(group: Group, inputs: Inputs) -> bool:
     return len(inputs.groups) == group.count == len(group.drafters) == 1
 
@@ -66,10 +71,13 @@ def _alone(group: Group, inputs: Inputs) -> bool:
 def ahead_words(name: str, group: Group, inputs: Inputs, plain: float, best: float) -> Iterator[str]:
     """A sentence where a target drafts ahead, or should. plain, best: tokens a second without."""
     alone = _alone(group, inputs)
+    if group.draft_ahead and not drafts_ahead(group, inputs):
+        yield f"{name}: draft_ahead brings nothing at {', '.join(group.drafters)}, which cannot draft ahead."
+        return
     if group.draft_ahead and not (alone and group.lanes in (1, None)):
         yield f"{name}: draft_ahead is not in these figures; it adds to them where the drafter is idle."
         return
-    if not alone:
+    if not alone or not inputs.drafters[group.drafters[0]].drafts_ahead:
         return
     drafter = inputs.drafters[group.drafters[0]]
     if group.draft_ahead:

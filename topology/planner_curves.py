@@ -1,6 +1,8 @@
 """How the rate changes with the number of targets, draft length, round trip and requests in flight: curves for a page.
 
-By the formulas alone (while all requests decode), for the plan's largest group of targets by itself.
+By the formulas alone (while all requests decode), for the plan's largest group of targets by itself. The number of
+targets goes a little beyond where the drafter is never idle and where the curves cross: far beyond, plain decoding
+grows and nothing else can be told apart.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from dataclasses import dataclass, replace
 from paceline.core.costs import MAX_DRAFT_LENGTH
 from paceline.topology.planner_advice import setting_words
 from paceline.topology.planner_inputs import Group, Inputs
-from paceline.topology.planner_steady import PLAIN, Setting, best_settings, steady, total
+from paceline.topology.planner_steady import PLAIN, Setting, best_settings, n_break_even, n_full, steady, total
 
-TARGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+TARGETS = tuple(sorted(base << shift for base in (2, 3) for shift in range(12)))
+FEWEST_TARGETS, BEYOND = 8, 1.5
 RTTS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)
 IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64)
 
@@ -28,13 +31,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """One chart. here: the plan's own x."""
+    """One chart. here: the plan's own x; marks: what happens at other ones."""
 
     title: str
     x_label: str
     xs: tuple[float, ...]
     here: float
     lines: tuple[Line, ...]
+    marks: tuple[tuple[str, float], ...] = ()
 
 
 def curves(inputs: Inputs, setting: Setting) -> list[Curve]:
@@ -61,7 +65,9 @@ def curves(inputs: Inputs, setting: Setting) -> list[Curve]:
     ]
     plain = rate(group, PLAIN)
     flights = [x for x in IN_FLIGHT if x <= group.max_sessions]
-    targets = sorted({*TARGETS, group.count})
+    marks = _turning_points(inputs, group, setting)
+    most = max(FEWEST_TARGETS, group.count, *(BEYOND * at for _, at in marks)) if marks else max(64, group.count)
+    targets = sorted({1, *(x for x in TARGETS if x <= most), group.count, *(int(at) for _, at in marks)})
     return [
         Curve(
             "Targets on the drafter, all together",
@@ -69,6 +75,7 @@ def curves(inputs: Inputs, setting: Setting) -> list[Curve]:
             tuple(map(float, targets)),
             group.count,
             lines(targets, lambda x: replace(group, count=int(x)), False),
+            marks,
         ),
         Curve(
             "Draft length",
@@ -92,3 +99,10 @@ def curves(inputs: Inputs, setting: Setting) -> list[Curve]:
             lines(flights, lambda x: replace(group, in_flight=int(x)), True),
         ),
     ]
+
+
+def _turning_points(inputs: Inputs, group: Group, setting: Setting) -> tuple[tuple[str, float], ...]:
+    """N_full and N_break-even, where there are such."""
+    full = n_full(steady([group], inputs.drafters, [setting])[0], inputs.drafters)
+    even = n_break_even(group, setting, inputs.drafters)
+    return tuple((words, float(at)) for words, at in (("never idle from", full), ("pays up to", even)) if at)

@@ -10,6 +10,7 @@ from typing import Literal
 from paceline.core.errors import UserError
 from paceline.core.profile import StepTimes
 from paceline.topology.spec import DrafterSpec, Profile, TargetSpec, Topology
+from paceline.topology.spec_bundles import drafts_ahead
 
 LOCAL_RTT = 1e-4  # seconds, between processes of one machine
 NGRAM_STEP = StepTimes.constant(0.05)  # looking n-grams up, in Python
@@ -34,7 +35,10 @@ class Conditions:
 
 @dataclass(frozen=True)
 class DrafterTimes:
-    """One drafter in numbers. messages: lanes in a step; sequences: sessions in a step (inf: any number)."""
+    """One drafter in numbers. messages: lanes in a step; sequences: sessions in a step (inf: any number).
+
+    drafts_ahead: whether it can.
+    """
 
     name: str
     step: StepTimes
@@ -42,6 +46,7 @@ class DrafterTimes:
     messages: float
     sequences: float
     max_sessions: int
+    drafts_ahead: bool = True
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,7 @@ def _drafter_times(drafter: DrafterSpec, profile: Profile) -> DrafterTimes:
         messages=drafter.max_batch if emulated else math.inf,
         sequences=math.inf if emulated else drafter.max_batch,
         max_sessions=drafter.max_sessions,
+        drafts_ahead=drafts_ahead(drafter),
     )
 
 

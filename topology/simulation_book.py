@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paceline.topology.simulation import Simulation
     from paceline.topology.simulation_target import Session
 
-NAMES = ("round", "ttft", "gap", "bunch", "token", "e2e")
+NAMES = ("round", "ttft", "gap", "bunch", "token", "e2e", "undrafted")
 
 
 class Book:
@@ -55,6 +55,7 @@ class Book:
             spread(values["bunch"]),
             spread(values["token"], 1e3),
             spread(values["e2e"], 1e3),
+            spread(values["undrafted"]).mean,
         )
 
 

@@ -241,6 +241,7 @@ class Target:
             accepted = simulation.accepted(agreement, k)
             session.took_all = int(k > 0 and accepted == k)
             simulation.note_round(k)
+            self.book.note("undrafted", float(k == 0))
             self._deliver(session, accepted + 1)
             session.k = 0
             if not session.remaining:

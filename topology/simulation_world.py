@@ -100,6 +100,7 @@ class Figures:
 
     tokens_per_s: of one target, on average. round_ms: from one round of a lane to its next. bunch: tokens that came
     at once; gap_ms: between two bunches of a session. token_ms: of a request, a token after the first on average.
+    undrafted: share of the session rounds without a draft.
     """
 
     tokens_per_s: float
@@ -109,6 +110,7 @@ class Figures:
     bunch: Spread
     token_ms: Spread
     e2e_ms: Spread
+    undrafted: float
 
 
 @dataclass(frozen=True)

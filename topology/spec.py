@@ -241,7 +241,7 @@ def _salvage(data: Any, findings: list[Finding], base: Path) -> Parts:
         for index, value in enumerate(values or []):
             listen = f"127.127.127.127:{2 * index + (1 if model is TargetSpec else 2)}"
             place: dict[str, Any] = {"listen": listen} if model is DrafterSpec else {"api": {"listen": listen}}
-            stand_in = {"name": f"{name}.{index}", "model": "unknown", **place}
+            stand_in = {"name": f"{name}.{index}", "model": "/unknown", **place}
             result[index] = valid(model, (name, index), value, stand_in)
         return {index: value for index, value in result.items() if value is not None}
 

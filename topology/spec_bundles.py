@@ -12,6 +12,8 @@ from paceline.topology.spec_errors import Finding
 from paceline.topology.spec_models import DrafterSpec, TargetSpec, Topology
 from paceline.topology.yaml_lines import Path as YamlPath
 
+DRAFTS_AHEAD = "a draft_model on torch, emulated, or onnxruntime with a graph of profile concat"
+
 
 def with_manifests(topology: Topology) -> Topology:
     """The topology with what the manifest of each bundle that is here says, wherever the file says nothing."""
@@ -36,9 +38,9 @@ def _with_manifest(drafter: DrafterSpec) -> DrafterSpec:
 def bundles(
     drafters: Mapping[int, DrafterSpec], targets: Mapping[int, TargetSpec], hosts: Collection[str] = ()
 ) -> Iterator[Finding]:
-    """Models that nodes of this machine could not load: no bundles, or made for something else. hosts: those that it is.
+    """Models that nodes of this machine could not load: no bundles, or made for something else.
 
-    By manifests alone. Models that are absent are told elsewhere.
+    hosts: those that this machine is. By manifests alone; models that are absent are told elsewhere.
     """
     for index, drafter in drafters.items():
         if (drafter.host is None or drafter.host in hosts) and drafter.strategy == "draft_model" and drafter.model:
@@ -62,8 +64,8 @@ def _of_drafter(index: int, drafter: DrafterSpec, folder: Path) -> Iterator[Find
     asked = {
         "role": "drafter",
         "runtime": resolved.runtime,
-        "max_context": resolved.max_context if "max_context" in resolved.model_fields_set else None,
-        "max_sessions": resolved.max_sessions if "max_sessions" in resolved.model_fields_set else None,
+        "max_context": resolved.max_context,
+        "max_sessions": resolved.max_sessions,
         "device": resolved.device,
     }
     yield from _misfits(("drafters", index), folder, asked)
@@ -87,10 +89,9 @@ def ahead(drafters: Mapping[int, DrafterSpec], targets: Mapping[int, TargetSpec]
         if not target.draft_ahead or not names or not set(names) <= set(by_name):
             continue
         if not any(drafts_ahead(by_name[name]) for name in names):
-            yield Finding(("targets", index, "draft_ahead"), f"{CANNOT_DRAFT_AHEAD.format(' or '.join(names))}; remove it")
-
-
-CANNOT_DRAFT_AHEAD = "{} cannot draft ahead: that takes a draft_model on torch, emulated, or onnxruntime (profile concat)"
+            none = f"{names[0]} cannot" if len(names) == 1 else f"none of {', '.join(names)} can"
+            message = f"{none} draft ahead, which takes {DRAFTS_AHEAD}; remove it"
+            yield Finding(("targets", index, "draft_ahead"), message)
 
 
 def drafts_ahead(drafter: DrafterSpec) -> bool:

@@ -115,6 +115,11 @@ def _check_bundle(folder: Path, role: manifests.Role | None, max_context: int | 
     return max_context or manifest.max_context
 
 
+def cpu_threads() -> int:
+    """How many threads torch uses in this process."""
+    return torch.get_num_threads()
+
+
 def local_folder(path: str | Path) -> Path:
     """The folder of a model: a local one as it is, a hub id's downloaded (or taken from the hub's own cache).
 

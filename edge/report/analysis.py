@@ -162,6 +162,11 @@ class Analysis:
         """Of work that sessions waited for; drafting ahead fills idle time and is not in it."""
         return self.busy(DRAFT) + self.busy(READ)
 
+    @property
+    def rounds_ahead(self) -> int:
+        """How many rounds had their draft at the target before the target asked: no message of theirs came."""
+        return int(np.sum(self.rounds["items"] == 0))
+
     # --- tokens
 
     @property

@@ -38,7 +38,7 @@ def charts() -> tuple[Chart, ...]:
         Chart("Round at the drafter", "how often; the outer bars hold what is beyond", "ms", "% of rounds", _histogram),
         Chart("Token step by batch", "median, and from the 10th to the 90th percentile", "sessions", "ms", _by_batch),
         Chart("Token step by context", "what a round's session held", "tokens", "ms", _by_context),
-        Chart("Busy", "share of the time in forwards", "seconds", "%", _busy),
+        Chart("Busy", "share of the time in forwards; ahead is beside the rest", "seconds", "%", _busy),
         Chart("Accepted tokens", "of the proposals of a round", "tokens", "% of rounds", _accepted),
         Chart("Power", "of the whole, and rail by rail", "seconds", "W", _power),
         Chart("Temperature", "by thermal zone", "seconds", "°C", _temperature),
@@ -71,6 +71,9 @@ def pictures(chart: Chart, analyses: Sequence[Analysis]) -> Iterator[str]:
             axes.set_yscale("log")
         bottom = min((axes.get_ylim()[0] for axes in shown), default=0.0) if wide or chart.y_label in LIFTED else 0.0
         top = max((axes.get_ylim()[1] for axes in shown), default=1.0)
+        for analysis, (_, axes, has) in zip(analyses, drawn, strict=True):
+            if has and chart.x_label == "seconds":
+                axes.set_xlim(0.0, analysis.seconds)  # the same for every curve over a run's time
         for figure, axes, has in drawn:
             yield _svg(figure, axes, chart, (bottom, top)) if has else ""
 

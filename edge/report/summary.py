@@ -32,6 +32,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "seconds": end - start,
         "targets": recording.targets,
         "rounds": len(analysis.rounds),
+        "rounds_ahead": analysis.rounds_ahead,
         "sessions": len(np.unique(analysis.all_rounds[["target", "session"]])),
         "steps": len(analysis.draft_steps),
         "busy": {

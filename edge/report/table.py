@@ -15,6 +15,7 @@ Row = tuple[str, list[str]]
 HEAD_STAGES = Text("\nwhere a round's time goes, mean ms (p99)", style="bold")
 HEAD_PREDICTION = Text("\nplanned → measured", style="bold")
 HEAD_DEVICE = Text("\ndevice", style="bold")
+HEAD_ABSENT = Text("\nsensors that are missing", style="bold")
 
 
 def tables(reports: Sequence[Summary]) -> RenderableType:
@@ -24,6 +25,10 @@ def tables(reports: Sequence[Summary]) -> RenderableType:
     if any(report["prediction"]["rows"] for report in reports):
         parts += [HEAD_PREDICTION, _table(reports, _prediction(reports))]
     parts += [HEAD_DEVICE, _table(reports, _device(reports))]
+    if any(report["sensors"]["absent"] for report in reports):
+        parts.append(HEAD_ABSENT)
+        parts += [Text(line, style="dim") for line in _absent(reports)]
+    parts.append(Text())
     for report in reports:
         lines = [*report["limits"]]
         if report["prediction"]["why"]:
@@ -52,6 +57,7 @@ def _overview(reports: Sequence[Summary]) -> Iterator[Row]:
     yield row("began", lambda r: f"{r['began']}, {r['seconds']:.1f} s")
     yield row("targets / sessions", lambda r: f"{len(r['targets'])} / {r['sessions']}")
     yield row("rounds / token steps", lambda r: f"{r['rounds']} / {r['steps']}")
+    yield row("rounds made ahead", _ahead)
     yield row("busy", lambda r: _percent(r["busy"]["in_all"]))
     yield row("  of it reading", lambda r: _percent(r["busy"]["reading"]))
     yield row("drafting ahead, besides", lambda r: _percent(r["busy"]["ahead"]))
@@ -61,6 +67,7 @@ def _overview(reports: Sequence[Summary]) -> Iterator[Row]:
     yield row("sessions in a step", lambda r: f"{r['batch']:.2f}")
     yield row("tokens drafted / accepted", lambda r: f"{r['tokens']['drafted']} / {r['tokens']['accepted']}")
     yield row("acceptance length", lambda r: f"{r['acceptance_length']:.2f}")
+    yield row("agreement", lambda r: "–" if r["agreement"] is None else f"{r['agreement']:.3f}")
     yield row("mJ a token drafted / accepted", lambda r: energy(r["energy"]))
 
 
@@ -89,6 +96,22 @@ def _device(reports: Sequence[Summary]) -> Iterator[Row]:
     headings = dict.fromkeys(heading for report in reports for heading in report["environment"])
     for heading in headings:
         yield heading, [report["environment"].get(heading, "–") for report in reports]
+
+
+def _absent(reports: Sequence[Summary]) -> Iterator[str]:
+    """A line for each sensor that was not there, with the reason; named by run where runs differ."""
+    every = [report["sensors"]["absent"] for report in reports]
+    for report, absent in zip(reports, every, strict=True):
+        of = f"{report['run']}: " if any(other != absent for other in every) else ""
+        yield from (f"{of}{name}: {reason}" for name, reason in absent.items())
+        if not of:
+            return
+
+
+def _ahead(report: Summary) -> str:
+    """How many rounds needed no work when the target asked, and which share."""
+    ahead, rounds = report["rounds_ahead"], report["rounds"]
+    return f"{ahead} ({_percent(ahead / rounds)})" if ahead else "none"
 
 
 def made_by(report: Summary) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from paceline.edge.report.analysis import STAGES, Analysis
-from paceline.edge.report.recording import DRAFT, READ
+from paceline.edge.report.recording import AHEAD, DRAFT, READ
 
 FULL = 0.85  # share of the time in forwards from which on the drafter itself is the limit
 MATTERS = 0.15  # share of a round that is worth a sentence
 LOW_ACCEPTANCE = 0.4
+SHORT = 60.0  # seconds; sensors are asked twice in one
 
 
 def sentences(analysis: Analysis) -> list[str]:
@@ -33,6 +34,8 @@ def _limit(analysis: Analysis) -> str:
     latency, away = float(np.mean(analysis.latency)), float(np.mean(analysis.away)) if len(analysis.away) else 0.0
     busy = analysis.utilization
     work = f"forwards take {busy:.0%} of the time"
+    if ahead := analysis.busy(AHEAD):
+        work += f", drafting ahead {ahead:.0%} besides"
     if parts["queue"] > 0.5 and busy > FULL:
         wait = float(np.mean(analysis.rounds["queue"]))
         return (
@@ -75,3 +78,5 @@ def _remarks(analysis: Analysis) -> Iterator[str]:
         yield f"{analysis.recording.lost} records were overwritten before they could be written."
     if analysis.recording.cut:
         yield "The run was longer than what is kept: these are its last minutes."
+    elif analysis.seconds < SHORT:
+        yield f"The run lasted {analysis.seconds:.3g} s: below a minute, power, energy and percentiles are rough."

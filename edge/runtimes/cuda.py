@@ -6,6 +6,7 @@ Addresses are integers. Nothing but NVIDIA's own bindings is needed: no torch, n
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,8 @@ class Cuda:
         try:
             from cuda.bindings import runtime as cuda
         except ImportError as error:
-            raise UserError(
-                f"CUDA cannot be used without cuda-bindings ({error}): {install('jetson')}"
-            ) from None
+            extra = "jetson" if platform.machine() == "aarch64" else "gpu"
+            raise UserError(f"CUDA cannot be used without cuda-bindings, {error}: {install(extra)}") from None
         self._cuda: Any = cuda
         status, count = cuda.cudaGetDeviceCount()
         if status != cuda.cudaError_t.cudaSuccess:

@@ -49,7 +49,9 @@ def import_library(name: Library) -> Any:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{name} cannot be imported ({error}): {_HOW_TO_GET[name]}") from None
+        if name == "tensorrt" and importlib.util.find_spec(name) is None and importlib.util.find_spec("tensorrt_rtx"):
+            raise UserError(f"tensorrt is not installed here, but tensorrt_rtx is: {_THE_OTHER}") from None
+        raise UserError(f"{name} cannot be imported, {error}: {_HOW_TO_GET[name]}") from None
     if name == "tensorrt" and _numbers(module.__version__) < OLDEST:
         raise UserError(f"TensorRT {module.__version__} is too old: 10.3 or newer is needed, as in JetPack 6.2")
     return module
@@ -141,10 +143,11 @@ def logger_of(trt: Any) -> Any:
 
 
 _HOW_TO_GET: dict[Library, str] = {
-    "tensorrt": "a Jetson has it with JetPack (a venv needs --system-site-packages); elsewhere pip install tensorrt,"
-    " or tensorrt-rtx for an RTX card",
+    "tensorrt": "a Jetson has it with JetPack, and a venv there needs --system-site-packages; elsewhere"
+    " pip install tensorrt, or tensorrt-rtx for an RTX card",
     "tensorrt_rtx": "pip install tensorrt-rtx",
 }
+_THE_OTHER = "build and run engines with --library tensorrt_rtx, or pip install tensorrt"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

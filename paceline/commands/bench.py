@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, TopologyFile, finite
+from paceline.commands.folded_log import folded_warnings
+from paceline.commands.options import Json, TopologyFile, finite, round_trip
 from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ def bench(
     ] = None,
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, help="Requests at each target at a time.")] = 4,
     modes: Annotated[
-        str, typer.Option("--modes", help="Of plain,standard,star,lanes,auto; with commas between.")
-    ] = "plain,standard,star,lanes,auto",
+        str | None,
+        typer.Option(
+            "--modes",
+            metavar="MODE,…",
+            help="Of plain, standard, star, lanes and auto, with commas between. Default: all.",
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")] = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, max=2.0, callback=finite, help="0 is greedy.")
@@ -48,8 +54,10 @@ def bench(
         bool, typer.Option("--virtual", help="Emulated nodes on virtual time: seconds instead of minutes.")
     ] = False,
     rtt: Annotated[
-        float, typer.Option("--rtt-ms", min=0.0, callback=finite, help="With --virtual: round trip of every link.")
-    ] = 0.0,
+        str | None,
+        typer.Option("--rtt", metavar="TIME", help="With --virtual: round trip of every link, such as 10ms."),
+    ] = None,
+    rtt_ms: Annotated[float | None, typer.Option("--rtt-ms", min=0.0, callback=finite, hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
     """Measure plain, standard, star, two-lane and auto side by side, and check that their texts are the same."""
@@ -63,16 +71,20 @@ def bench(
     emulated = all(is_emulated(target) for target in topology.targets)
     if virtual and not emulated:
         raise UserError("--virtual needs a topology whose models are all emulated")
-    if rtt and not virtual:
-        raise UserError("--rtt-ms is for --virtual; real links have the round trip that they have")
+    seconds = round_trip(rtt) if rtt_ms is None else rtt_ms / 1000.0
+    if seconds and not virtual:
+        raise UserError("--rtt is for --virtual; real links have the round trip that they have")
     prompts = core.toy_prompts(64, TOY_PROMPT_TOKENS, _vocabulary_size(topology)) if emulated else list(TEXTS)
     count = requests or 4 * in_flight
     job = core.Job(prompts, count, min(in_flight, count), max_tokens, temperature)
     core.check_room(topology, job)
-    chosen = core.modes(topology, [name.strip() for name in modes.split(",")])
-    turns = _measure(chosen, job, repeats, virtual, rtt / 1000.0, quiet=as_json)
+    chosen = core.modes(topology, [name.strip() for name in modes.split(",")] if modes else core.MODES)
+    if modes and "star" in modes and "star" not in [mode.name for mode in chosen]:
+        typer.echo("star: with one target it is the same as standard, so it is not measured.", err=True)
+    turns = _measure(chosen, job, repeats, virtual, seconds or 0.0, quiet=as_json)
     texts = compared(chosen, job, turns)
-    rows = [_row(mode, job, turns[mode.name], texts[mode.name], rtt / 1000.0 if virtual else None) for mode in chosen]
+    link = (seconds or 0.0) if virtual else None
+    rows = [_row(mode, job, turns[mode.name], texts[mode.name], link) for mode in chosen]
     if as_json:
         typer.echo(json.dumps({"rows": rows, "emulated": emulated, "virtual_time": virtual}))
     else:
@@ -93,7 +105,8 @@ def _measure(
         for mode in chosen:
             if not quiet:
                 _say_turn(f"{mode.name}, turn {repeat + 1} of {1 if virtual else repeats} …")
-            turns[mode.name].append(_turn(mode, job, virtual, rtt))
+            with folded_warnings(mode.name):
+                turns[mode.name].append(_turn(mode, job, virtual, rtt))
     if not quiet and sys.stderr.isatty():
         typer.echo("\r\x1b[K", err=True, nl=False)
     return turns
@@ -191,10 +204,11 @@ def _show(rows: list[dict[str, Any]], job: Job, emulated: bool, virtual: bool) -
     console = Console()
     console.print(table)
     console.print(
-        "N: targets under load. k: draft length. plan: tokens/s predicted. gap, p99, σ: of "
-        "the time between pieces of a stream. A: tokens a drafted round. busy: the drafter. "
-        "text: – where no other turn served all of its requests, rejection where texts may "
-        "differ because drafts are drawn.",
+        "N: targets under load. k: draft length. plan: tokens/s predicted. TTFT: to the first "
+        "token. gap, p99, σ: of the time between pieces of a stream. whole: of a request. A: "
+        "tokens a drafted round. busy: the drafter. text: whether it is what plain decoding wrote, "
+        "or the first mode; – where no other turn served all of its requests, rejection where "
+        "texts may differ because drafts are drawn.",
         style="dim",
         highlight=False,
     )

@@ -35,7 +35,7 @@ def check(topology_file: TopologyFile, as_json: Json = False) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(who_talks_to_whom(topology))
+    console.print(who_talks_to_whom(topology), crop=False)
     for line in absent:
         console.print(f"not here yet: {line}", markup=False, soft_wrap=True)
     console.print(f"{topology_file} is valid.", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.commands.options import Json
+from paceline.commands.options import Json, gpu
 
 if TYPE_CHECKING:
     from paceline.export.engine import BuiltEngine
@@ -33,11 +33,15 @@ def engine(
 ) -> None:
     """Build the TensorRT engine of a bundle for this machine; done only once it agrees with the bundle's graph."""
     from paceline.core import manifest as manifests
-    from paceline.export.engine import build_engine
+    from paceline.edge.runtimes.tensorrt_library import import_library
+    from paceline.export.engine import build_engine, look_at_graph
     from paceline.export.engine_check import can_check, check_engine, graph_runtime
     from paceline.export.engine_config import EngineShapes
 
+    gpu(device)
     manifest = manifests.read(bundle)
+    look_at_graph(bundle, manifest)
+    import_library(library)
     reference = None
     if not no_check:  # what is missing for it is said before the build, which takes minutes
         can_check(manifest, device)

@@ -28,15 +28,29 @@ def export(
     role: Annotated[Role, typer.Option("--role", help="What the bundle is for.")] = "drafter",
     runtime: Annotated[
         RuntimeName | None,
-        typer.Option("--runtime", help="What will run it. Default: onnxruntime; torch for a target."),
+        typer.Option(
+            "--runtime",
+            metavar="RUNTIME",
+            help="What will run it: onnxruntime, tensorrt or torch. Default: onnxruntime; torch for a target.",
+        ),
     ] = None,
     profile: Annotated[
         Profile | None,
-        typer.Option("--profile", help="How the graph keeps its KV. Default: gqa; static-compat for tensorrt."),
+        typer.Option(
+            "--profile",
+            metavar="PROFILE",
+            help="How the graph keeps its KV: gqa, concat, static-compat or static-native. Default: gqa; "
+            "static-compat for tensorrt.",
+        ),
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option("--dtype", help="Default: float32; float16 for tensorrt; the model's own for torch."),
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="float16, bfloat16, float32 or float64. Default: float32; float16 for tensorrt; the model's own for "
+            "torch.",
+        ),
     ] = None,
     quantize: Annotated[Quantization | None, typer.Option("--quantize", help="Of weights, for onnxruntime.")] = None,
     max_context: Annotated[
@@ -51,7 +65,8 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a bundle of a model. A drafter's is done only once it agrees with torch (exit 1 names the layer that differs); a target's is converted, not compared."""
+    """Make a bundle of a model. A drafter's is done only once it agrees with torch: exit 1 names the layer that does
+    not. A target's weights are converted, and nothing is compared."""
     from paceline.export.options import Request, check
 
     request = Request(model, out, role, runtime, profile, dtype, quantize, max_context, max_sessions, texts, force)
@@ -73,9 +88,7 @@ def _make(request: Request) -> Report:
     except ModuleNotFoundError as error:
         if (error.name or "paceline").startswith("paceline"):
             raise
-        raise UserError(
-            f"paceline export needs the package {error.name}; run: {install('export')}"
-        ) from None
+        raise UserError(f"paceline export needs the package {error.name}; run: {install('export')}") from None
     with ProgressBar() as watch:
         return make(request, watch)
 

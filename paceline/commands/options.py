@@ -21,8 +21,24 @@ RunDir = Annotated[
 NoDrafter = Annotated[bool, typer.Option("--no-drafter", help="Decode plainly: no drafter, no speculation.")]
 
 
+def round_trip(text: str | None) -> float | None:
+    """Seconds out of the option --rtt; None where it is not given. Raises UserError."""
+    from paceline.topology.spec_values import read_seconds_option
+
+    try:
+        return None if text is None else read_seconds_option(text)
+    except ValueError as error:
+        raise UserError(f"--rtt {error}") from None
+
+
 def finite(option: typer.CallbackParam, value: float | None) -> float | None:
     """The callback of an option that holds a number: `inf` and `nan` are numbers to Python, and within any bounds."""
     if value is not None and not math.isfinite(value):
         raise UserError(f"{option.opts[0]} must be a finite number, not {value}")
     return value
+
+
+def gpu(device: str) -> None:
+    """UserError where `--device` names none, for what runs on GPUs only."""
+    if not device.startswith("cuda"):
+        raise UserError(f"--device {device}: TensorRT runs on a GPU: give --device cuda:0")

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.commands.options import Json, TopologyFile, finite
-from paceline.core.errors import UserError
+from paceline.commands.options import Json, TopologyFile, finite, round_trip
 
 
 def plan(
@@ -47,7 +46,7 @@ def plan(
     from paceline.topology.planner_profiles import read_profiles
     from paceline.topology.spec import load_topology
 
-    conditions = Conditions(prompt_tokens, output_tokens, in_flight, _seconds(rtt), agreement)
+    conditions = Conditions(prompt_tokens, output_tokens, in_flight, round_trip(rtt), agreement)
     made = make_plan(load_topology(topology_file), conditions, read_profiles(profile or []))
     if html is not None:
         from paceline.commands.plan_page import write_page
@@ -61,14 +60,3 @@ def plan(
     show(made)
     if html is not None:
         typer.echo(f"curves: {html}")
-
-
-def _seconds(text: str | None) -> float | None:
-    from paceline.topology.spec_values import read_seconds_option
-
-    if text is None:
-        return None
-    try:
-        return read_seconds_option(text)
-    except ValueError as error:
-        raise UserError(f"--rtt {error}") from None

@@ -52,7 +52,7 @@ def _row(one: GroupPlan) -> dict[str, str]:
     gain = sees.tokens_per_s / one.plain.tokens_per_s if one.plain.tokens_per_s else 0.0
     return {
         "targets": called(one.group),
-        "set to": setting_words(one.configured.setting),
+        "set to": _set_to(one),
         "draft ms": f"{cycle.draft * 1e3:.3g}" if speculates else "–",
         "verify ms": f"{cycle.verify * 1e3:.3g}",
         "round ms": f"{cycle.seconds * 1e3:.3g}",
@@ -66,6 +66,13 @@ def _row(one: GroupPlan) -> dict[str, str]:
         "best": f"{setting_words(one.best)}: {one.best_sees.tokens_per_s:.0f}/s",
         "bytes a round": f"{one.traffic.up:.0f} up, {one.traffic.down:.0f} down" if one.traffic else "–",
     }
+
+
+def _set_to(one: GroupPlan) -> str:
+    more = {"draft_ahead": one.group.draft_ahead, "verify_budget": one.group.verify_budget}
+    return ", ".join(
+        [setting_words(one.configured.setting), *(f"{key} {set_to}" for key, set_to in more.items() if set_to)]
+    )
 
 
 def _limit(one: GroupPlan) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Json
+from paceline.commands.options import Json, gpu
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
 
@@ -32,12 +32,15 @@ def profile(
     """Measure a model's passes on this device, for `profile:` in a topology and for `plan --profile`."""
     import yaml
 
+    from paceline.commands.profile_output import doubts, head
     from paceline.core.clock import RealClock
     from paceline.profiling import measure, turns
 
     if out is not None and not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
-    loaded, drafts_only = _load(model, device, dtype, threads, sessions, context + draft_length + 1)
+    if threads is None and device == "cpu":
+        typer.echo("warning: --threads was not given, so the runtime chooses: give what the node will have", err=True)
+    loaded, drafts_only, chosen = _load(model, device, dtype, threads, sessions, context + draft_length + 1)
     done = 0
 
     def progress(count: int) -> None:
@@ -57,12 +60,11 @@ def profile(
     )
     if sys.stderr.isatty():
         typer.echo("\r\x1b[K", err=True, nl=False)
-    head = (
-        f"# {model}, {device}, {dtype}, {threads or 'default'} threads, context {context}; measured here, medians.\n"
-        "# step_ms: one token of each of so many sequences. verify_ms: so many tokens in one pass.\n"
-        "# agreement is not measured here: add it as seen in the acceptance length of `paceline bench`.\n"
-    )
-    text = json.dumps(found) + "\n" if as_json else head + yaml.safe_dump(found, sort_keys=False)
+    for doubt in doubts(found):
+        typer.echo(f"warning: {doubt}", err=True)
+    how = f"{device}, {dtype}, {chosen}, context {context}"
+    said = head(found, model, how, repeats) + yaml.safe_dump(found.profile, sort_keys=False)
+    text = json.dumps(found.profile) + "\n" if as_json else said
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -75,22 +77,25 @@ def profile(
 
 def _load(
     model: str, device: str, dtype: str, threads: int | None, sessions: int, length: int
-) -> tuple[Measured, bool]:
-    """What is measured, and whether it is a drafter's graph, which verifies nothing."""
+) -> tuple[Measured, bool, str]:
+    """What is measured, whether it is a drafter's graph, which verifies nothing, and its CPU threads in words."""
     folder = Path(model)
     if manifests.is_bundle(folder) and (runtime := manifests.read(folder).runtime) != "torch":
         from paceline.edge.rows import ContiguousRows
         from paceline.edge.runtimes.bundle import load_runtime
 
+        if runtime == "tensorrt":
+            gpu(device)
         if dtype != "auto":
             raise UserError(f"--dtype {dtype}: the graph of {model} has the type that it was exported with")
         graph = load_runtime(runtime, folder, device=device, threads=threads, max_sessions=sessions)
-        return (ContiguousRows(graph) if graph.rows == "contiguous" else graph), True
+        chosen = f"threads {threads or 'as the runtime chooses'}"
+        return (ContiguousRows(graph) if graph.rows == "contiguous" else graph), True, chosen
     from paceline.core.lm.arena import PAGE
-    from paceline.core.lm.loading import load
+    from paceline.core.lm.loading import cpu_threads, load
     from paceline.profiling import CHUNK
 
     longest = max(length, CHUNK + 32)
     slots = sessions * -(-longest // PAGE) * PAGE
     torch_model = load(model, device=device, dtype=dtype, threads=threads, kv_slots=slots, max_context=longest)
-    return torch_model, False
+    return torch_model, False, f"threads {cpu_threads()}{'' if threads else ' (torch chose)'}"

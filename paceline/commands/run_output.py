@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +15,15 @@ LEGEND = (
     "that went without one; verify: one pass of the target; busy: share of the drafter's time that it drafted."
 )
 
+_EMPTY_LINES = re.compile(r"\n(?:[ \t]*\n){6,}")
+
 
 def show(report: dict[str, Any]) -> None:
     """Prints a run's report on stdout."""
     console = Console(highlight=False)
     for output in report["outputs"]:
-        text = Text(output["prompt"], style="dim")
-        text.append(output["text"], style="bold")
+        text = Text(folded(output["prompt"]), style="dim")
+        text.append(folded(output["text"]), style="bold")
         times = f"{len(output['token_ids'])} tokens, first after {output['ttft_ms']:.0f} ms"
         title = f"{output['target']} · {times} · ended by {output['finish_reason']}"
         console.print(Panel(text, title=Text(title), title_align="left", border_style="dim"))
@@ -33,6 +36,11 @@ def show(report: dict[str, Any]) -> None:
     if report["drafters"]:
         console.print(_drafters(report))
         console.print(LEGEND, style="dim")
+
+
+def folded(text: str) -> str:
+    """The text, with a note of their number in place of empty lines that would fill the screen."""
+    return _EMPTY_LINES.sub(lambda run: f"\n… {run[0].count(chr(10)) - 1} empty lines …\n", text)
 
 
 def _targets(report: dict[str, Any]) -> Table:

@@ -5,15 +5,14 @@ Functions take `hosts`: those of the topology's hosts that are this machine.
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from paceline.commands.probes import Probe
 from paceline.core.errors import UserError
+from paceline.ports import IN_USE, trouble
 from paceline.topology.credentials import api_url
-from paceline.topology.spec import Address, DrafterSpec, TargetSpec, Topology
+from paceline.topology.spec import DrafterSpec, TargetSpec, Topology
 from paceline.topology.spec_bundles import bundles
 from paceline.topology.tls import api_client_context
 
@@ -65,7 +64,7 @@ def ports(topology: Topology, running: Collection[str], hosts: Collection[str] =
         if isinstance(node, DrafterSpec) and topology.link.transport != "tcp":
             continue
         listen = node.listen if isinstance(node, DrafterSpec) else node.api.listen
-        why = _bind(listen)
+        why = trouble(listen)
         if why is None:
             yield Probe(node.name, "ok", f"{listen} is free")
         elif node.name in running or (isinstance(node, TargetSpec) and _serves(topology, node)):
@@ -73,7 +72,7 @@ def ports(topology: Topology, running: Collection[str], hosts: Collection[str] =
         else:
             kind, key = ("drafter", "listen") if isinstance(node, DrafterSpec) else ("target", "api.listen")
             advice = f"choose another {key}"
-            if why == "in use":
+            if why == IN_USE:
                 why += f", and what listens there does not answer as {node.name}"
                 advice = f"is that {kind} hung, or of another deployment? Stop what uses the port, or {advice}"
             yield Probe(node.name, "fail", f"{listen}: {why}", advice)
@@ -141,22 +140,3 @@ def _serves(topology: Topology, target: TargetSpec) -> bool:
         return set(answer.json()["drafters"]) == set(target.drafters.names)
     except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError, UserError):
         return False
-
-
-def _bind(listen: Address) -> str | None:
-    """Why nothing can listen there, or None."""
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(place)
-            server.listen(1)
-    except UnicodeError:
-        return "is no name that a host can have"
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return "in use"
-        if error.errno == errno.EADDRNOTAVAIL:
-            return "is no address of this machine"
-        return error.strerror or str(error)
-    return None

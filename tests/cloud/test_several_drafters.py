@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from paceline.cloud.drafters import RETURN_SECONDS
+from paceline.cloud.drafter_log import DrafterLog
+from paceline.cloud.drafters import RETURN_SECONDS, DrafterState
 from paceline.cloud.drafting import DraftingConfig
 from paceline.cloud.engine import EngineConfig
 from paceline.cloud.events import Reconfigure, Room
@@ -286,3 +287,11 @@ def test_sessions_that_move_and_a_drafter_that_lags_are_one_line_each(caplog: py
     told = [record.__dict__["event"] for record in caplog.records[1:]]
     assert told == ["drafter_suspect", "drafter_trusted"] * 2  # one that wavers is told of every half minute
     assert caplog.messages[2] == "drafter b is trusted again"
+
+
+def test_the_log_names_the_target(caplog: pytest.LogCaptureFixture) -> None:
+    """Several of them may run in one process."""
+    state = DrafterState("d", None)
+    state.suspect = True
+    DrafterLog("chat-a").tell({"d": state}, 0.0)
+    assert caplog.messages[0].startswith("chat-a: drafter d is suspect: its drafts come too late;")

@@ -197,3 +197,11 @@ def test_a_draft_made_ahead_saves_the_way_there_and_back() -> None:
     assert costs.way_round_seconds(0.008, 0.016, 0.008, step=0.002, hits=0.5) == pytest.approx(half)
     assert costs.way_round_seconds(0.008, 0.016, 0.08, step=0.002, hits=1.0) == pytest.approx(0.088)
     assert costs.round_seconds(0.008, 0.016, 0.008, lanes=2, step=0.002, hits=0.5) == pytest.approx(0.032)
+
+
+@pytest.mark.parametrize(("agreement", "k"), [(0.3, 1), (0.8, 4), (0.95, 8)])
+def test_an_acceptance_length_says_what_the_agreement_was(agreement: float, k: int) -> None:
+    """The formula of a round's tokens, solved for agreement; lengths that no agreement has give the nearest."""
+    assert costs.agreement_of(costs.expected_tokens(agreement, k), k) == pytest.approx(agreement, abs=1e-5)
+    assert costs.agreement_of(0.5, k) == pytest.approx(0.0, abs=1e-5)
+    assert costs.agreement_of(k + 2.0, k) == pytest.approx(1.0, abs=1e-5)

@@ -154,5 +154,7 @@ def test_what_is_missing_is_said_in_one_sentence(fake: FakeRuntime, monkeypatch:
     with pytest.raises(UserError, match=r"\(cudaErrorNoDevice\); `paceline doctor` says more"):
         Cuda()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UserError, match=r"without cuda-bindings .*pip install -e '\.\[jetson\]'"):
-        Cuda()
+    for machine, extra in (("aarch64", "jetson"), ("x86_64", "gpu")):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        with pytest.raises(UserError, match=rf"without cuda-bindings, .*pip install -e '\.\[{extra}\]'"):
+            Cuda()

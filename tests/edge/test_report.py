@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from paceline.edge.report import charts as module
 from paceline.edge.report.analysis import Analysis, Spread
 from paceline.edge.report.charts import charts, pictures
 from paceline.edge.report.prediction import predict
 from paceline.edge.report.recording import AHEAD, DRAFT, READ, ROUND_TYPE, STEP_TYPE, Recording, read_recording
 from paceline.edge.report.summary import summary
-from paceline.edge.report.table import tables
+from paceline.edge.report.table import _overview, tables
 from paceline.edge.report.trace import trace
 from paceline.edge.report.verdict import sentences
 from paceline.topology.spec import parse_topology
@@ -44,9 +45,10 @@ def made(steps: Any = (), rounds: Any = (), samples: Any = (), **more: Any) -> A
 
 def round_of(received: float, queue: float, work: float, **more: Any) -> tuple[Any, ...]:
     """A round as it is recorded; encoding takes 0.1 ms and sending 0.2 ms."""
-    given = {"session": 1, "context": 10, "target": 0, "proposed": 4, "revealed": -1, "status": 0, **more}
-    place = given["session"], given["context"], given["target"]
-    return received, queue, work, 1e-4, 2e-4, *place, 1, 4, given["proposed"], given["revealed"], given["status"]
+    given = {"session": 1, "context": 10, "target": 0, "proposed": 4, "revealed": -1, "status": 0, "items": 1, **more}
+    names = ("session", "context", "target", "items")
+    place = tuple(given[name] for name in names)
+    return received, queue, work, 1e-4, 2e-4, *place, 4, given["proposed"], given["revealed"], given["status"]
 
 
 def test_the_stages_of_a_round_add_up_to_its_latency() -> None:
@@ -125,10 +127,11 @@ def test_the_queue_is_named_where_the_drafter_is_shared_by_too_many() -> None:
     """Forwards fill the time, and Drafts wait longer than they are drafted for."""
     steps = [(0.01 * index, 0.01, 0, 0, 0.01, 1, DRAFT) for index in range(100)]
     rounds = [round_of(0.01 * index, 0.05, 0.02, session=index) for index in range(90)]
-    (sentence,) = sentences(made(steps, rounds))
+    sentence, short = sentences(made(steps, rounds))
     assert sentence.startswith(
         "The queue limits: forwards take 100% of the time, and a Draft waits 50 ms of its 70.3 ms"
     )
+    assert short == "The run lasted 1 s: below a minute, power, energy and percentiles are rough."
 
 
 def test_the_drafter_itself_or_what_is_beyond_it_is_named() -> None:
@@ -253,15 +256,28 @@ def test_a_terminal_of_80_columns_is_enough(tmp_path: Path) -> None:
         assert "…" not in text
         assert "tokens drafted / accepted" in text
         assert "mJ a token drafted / accepted" in text
+        assert "sensors that are missing\nnvml: no\n" in text
 
 
-def test_every_curve_is_drawn_where_there_are_figures(tmp_path: Path) -> None:
-    """As XML, in the page's colours, with a name; and none where there are none."""
+def test_every_curve_is_drawn_where_there_are_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As XML, in the page's colours, with a name, over time from the run's beginning to its end; and none where there
+    are none."""
+    limits: list[tuple[float, float]] = []
+    draw = module._svg
+
+    def noting(figure: Any, axes: Any, *more: Any) -> str:
+        limits.append(axes.get_xlim())
+        return draw(figure, axes, *more)
+
+    monkeypatch.setattr(module, "_svg", noting)
     figures = {"load.gpu": 50.0, "clock.gpu": 1020.0}
     full = Analysis(read_recording(recorded_run(tmp_path, **figures)), "run")
     for chart in charts():
+        limits.clear()
         drawn, empty = pictures(chart, [full, made()])
         element = ElementTree.fromstring(drawn)
+        if chart.x_label == "seconds":
+            assert limits == [(0.0, full.seconds)]
         assert element.get("aria-label") == f"{chart.title}: {chart.note}"
         assert "currentColor" in drawn
         assert "#a1b2c" not in drawn
@@ -337,5 +353,14 @@ def test_drafting_ahead_has_a_name_of_its_own() -> None:
     analysis = made(steps, [round_of(0.0, 0.0, 0.01)])
     assert len(analysis.draft_steps) == 2
     assert analysis.busy(AHEAD) == pytest.approx(0.02 / 0.31, abs=1e-4)
+    assert sentences(analysis)[0].endswith("Forwards take 6% of the time, drafting ahead 6% besides.")
     names = [event["name"] for event in trace(analysis.recording)["traceEvents"] if event["name"].startswith("draft")]
     assert names == ["draft × 3", "draft ahead × 3", "draft × 3", "draft ahead × 3", "draft"]
+
+
+def test_rounds_that_were_made_ahead_are_counted() -> None:
+    """Those that the target took from what it had been sent, without a message; the table says which share."""
+    analysis = made([(0.0, 0.01, 0, 0, 0.01, 1, DRAFT)], [round_of(0.1 * i, 0.0, 0.0, items=i % 2) for i in range(4)])
+    report = summary(analysis)
+    assert (report["rounds"], report["rounds_ahead"]) == (4, 2)
+    assert dict(_overview([report]))["rounds made ahead"] == ["2 (50 %)"]

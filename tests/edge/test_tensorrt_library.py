@@ -112,7 +112,12 @@ def test_a_library_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     old.__version__ = "10.16.1.11"
     assert import_library("tensorrt") is old
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    with pytest.raises(UserError, match=r"tensorrt cannot be imported .* --system-site-packages"):
+    here: list[str] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in here or None)
+    with pytest.raises(UserError, match=r"tensorrt cannot be imported, .* --system-site-packages"):
+        import_library("tensorrt")
+    here.append("tensorrt_rtx")
+    with pytest.raises(UserError, match=r"not installed here, but tensorrt_rtx is: .* with --library tensorrt_rtx"):
         import_library("tensorrt")
 
 
@@ -128,7 +133,9 @@ def test_a_bundle_that_cannot_run_here_is_refused_in_one_sentence(tmp_path: Path
         (tmp_path / name).write_bytes(b"x")
     sums = manifests.checksums(tmp_path, GRAPH)
     manifests.write(manifest_of(graph=sums), tmp_path)
-    with pytest.raises(UserError, match=r"cannot be imported|no CUDA device|cuda-bindings|no TensorRT engine yet"):
+    with pytest.raises(
+        UserError, match=r"cannot be imported|not installed|no CUDA device|cuda-bindings|no TensorRT engine yet"
+    ):
         tensorrt.load(tmp_path)
     with pytest.raises(UserError, match=r"max_sessions 3 is more than the bundle .* was made for, 2"):
         tensorrt.load(tmp_path, max_sessions=3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.core import manifest as manifests
-from paceline.core.manifest import Manifest
+from paceline.core.manifest import Manifest, ModelEntry
 from paceline.edge.runtimes.tensorrt_library import key_here
 from paceline.edge.runtimes.tensorrt_steps import Profile
 from paceline.export import engine_check, engine_verify
@@ -106,3 +106,28 @@ def test_no_graphs_is_a_failure(
         "failed: static-compat float16: CUDA graphs could not be recorded",
         "FAILED: 1 engines on Fake card, sm_87",
     ]
+
+
+def test_its_arguments_are_looked_at_before_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Without a fake: what is missing is told whether there is a TensorRT here or not."""
+    assert run(monkeypatch, str(tmp_path / "absent")) == 2
+    assert capsys.readouterr().out.startswith(f"NOT VERIFIED: {tmp_path}/absent does not exist: name a model's folder")
+    assert run(monkeypatch, str(tmp_path)) == 2
+    assert "is neither a model nor a bundle" in capsys.readouterr().out
+    sizes = dict.fromkeys(("vocabulary_size", "layers", "kv_heads", "head_dim", "max_context", "max_sessions"), 8)
+    manifest = Manifest(
+        role="drafter",
+        runtime="onnxruntime",
+        profile="gqa",
+        model=ModelEntry(name="small", family="llama", fingerprint=""),
+        tokenizer_fingerprint="",
+        weight_dtype="float32",
+        kv_dtype="float32",
+        files={},
+        **sizes,
+    )
+    manifests.write(manifest, tmp_path)
+    assert run(monkeypatch, str(tmp_path)) == 2
+    assert "has a graph of profile gqa, and TensorRT needs one with fixed KV rows" in capsys.readouterr().out

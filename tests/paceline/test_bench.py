@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,12 +113,44 @@ def test_a_row_of_nothing_has_no_times() -> None:
     assert found["tokens_per_s"] == tokens_per_second([]) == 0.0
 
 
+def test_the_round_trip_is_said_as_plan_has_it(bench: Run) -> None:
+    """`--rtt 20ms`, and the older `--rtt-ms 20`: the same figures; real links have their own."""
+    told = [
+        bench(topology_text(), *SHORT, "--modes", "standard", *rtt) for rtt in (("--rtt", "20ms"), ("--rtt-ms", 20))
+    ]
+    assert told[0] == told[1]
+    assert rows(told[0][1])["standard"]["itl_ms"]["p50"] == pytest.approx(48, abs=0.5)
+    code, _, err = bench(topology_text(), "--rtt", "20ms")
+    assert (code, err) == (2, "--rtt is for --virtual; real links have the round trip that they have\n")
+
+
+def test_a_mode_that_is_another_one_is_told(bench: Run) -> None:
+    """The star of one target, asked for beside standard."""
+    code, found, err = bench(topology_text(), *SHORT, "--modes", "standard,star")
+    assert (code, list(rows(found))) == (0, ["standard"])
+    assert err == "star: with one target it is the same as standard, so it is not measured.\n"
+
+
+def test_warnings_of_many_targets_are_one_line(bench: Run) -> None:
+    """Eight targets on a drafter that is far too slow find it suspect."""
+    head, targets = topology_text(target="", verify="4", step="10").split("targets:\n")
+    text = head.replace("model: toy", "model: toy, max_batch: 1") + "targets:\n"
+    for index in range(8):
+        text += targets.replace("name: t,", f"name: t{index},")
+    code, _, err = bench(text, "--virtual", "--json", "--modes", "star", "--max-tokens", 128, "--in-flight", 2)
+    assert code == 0
+    assert re.fullmatch(
+        r"star: t\d: drafter d is suspect: .+; nobody waits for them until one is in time \(\d more like it\)\n", err
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--max-tokens", 500), "--max-tokens 500 leaves no room for the prompts in t's context of 512 tokens\n"),
         (("--rtt-ms", "inf"), "--rtt-ms must be a finite number, not inf\n"),
         (("--rtt-ms", "nan"), "--rtt-ms"),
+        (("--rtt", "fast"), "--rtt must be"),
         (("--temperature", "nan"), "--temperature"),
     ],
 )

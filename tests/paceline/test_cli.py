@@ -131,6 +131,34 @@ def test_check_shows_who_talks_to_whom(run: Run) -> None:
         assert text in result.out
 
 
+def test_check_cuts_no_word_in_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts, a bundle's runtime and TLS: the widest that is usual has all columns; in 40 they are whole as well."""
+    text = "version: 1\nname: wide\nhosts: {orin: {address: 192.168.1.20}, server-7: {address: 192.168.1.10}}\n"
+    text += "security: {key_file: key}\ndrafters:\n  - {name: drafter-1, host: orin, model: m, runtime: onnxruntime, "
+    text += "listen: '0.0.0.0:7070'}\ntargets:\n  - {name: chat-a, host: server-7, model: m, "
+    file = tmp_path / "wide.yaml"
+    file.write_text(text + "drafters: {names: [drafter-1]}}\n")
+    assert run("keys", "init", file).code == 0
+    for columns in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = run("check", file).out.splitlines()[1:4]
+        assert [" ".join(line.split()) for line in lines] == [
+            "users reach target over drafter drafts by k lanes",
+            "127.0.0.1:8001 chat-a on tls 192.168.1.20:7070 drafter-1 on onnxruntime, 4 1",
+            "server-7 orin cpu",
+        ]
+        assert max(map(len, lines)) <= 80
+
+
+def test_help_cuts_no_value_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an option may be is readable: words are whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    words = run("bench", "--help").out.replace("│", " ").split()
+    assert {"plain,", "standard,", "star,", "lanes", "auto,"} <= set(words)
+    words = run("export", "--help").out.replace("│", " ").split()
+    assert {"tensorrt", "torch.", "static-compat", "static-native.", "bfloat16,", "float64."} <= set(words)
+
+
 def test_check_prints_json_for_machines(run: Run) -> None:
     """The same facts, and the whole topology with defaults filled in."""
     report = json.loads(run("check", STAR, "--json").out)
@@ -192,6 +220,21 @@ def test_doctor_finds_a_port_in_use(run: Run, toy: Path) -> None:
     (line,) = [line for line in result.out.splitlines() if line.startswith("fail")]
     assert f"{listen}: in use" in line
     assert "choose another listen" in line
+
+
+def test_check_and_doctor_find_a_model_that_its_runtime_cannot_load(run: Run, tmp_path: Path) -> None:
+    """The embedded drafter holds weights for torch; on a host that is not here, nobody can say."""
+    model, file = ROOT / "models" / "tiny-drafter", tmp_path / "star.yaml"
+    file.write_text(
+        f"version: 1\nname: toy\ndrafters:\n  - {{name: d, model: {model}, runtime: onnxruntime}}\n"
+        f"targets:\n  - {{name: t, model: {ROOT}/models/tiny-target, drafters: {{names: [d]}}}}\n"
+    )
+    why = f"{model} is no bundle: it has no manifest.json; make one with `paceline export`"
+    assert run("check", file) == (2, "", f"{file}:4:22: drafters[0].model: {why}\n")
+    result = run("doctor", file)
+    assert result.code == 1
+    assert re.search(rf"fail  model +d: {re.escape(why)}", result.out)
+    assert re.search(r"ok    model +.*tiny-target\n", result.out) and "tiny-drafter\n" not in result.out
 
 
 def test_doctor_finds_a_missing_model(run: Run, tmp_path: Path) -> None:

@@ -73,6 +73,40 @@ def test_mistakes_end_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.Cap
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_contradicts_itself_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    """Options, a missing model, a place that is taken, a line that is no JSON: without seconds of imports."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "fine"}\n\nno JSON\n')
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    code = "import sys; from paceline import cli; print(cli.main(sys.argv[1:]), 'torch' in sys.modules)"
+    out = str(tmp_path / "out")
+    for arguments, words in (
+        (["./none", "--out", out], "no model at ./none: there is no such directory"),
+        (
+            [DRAFTER, "--out", out, "--profile", "static-native"],
+            "--profile static-native: onnxruntime runs gqa, concat",
+        ),
+        ([DRAFTER, "--out", str(tmp_path / "taken")], "is there already and is no bundle"),
+        ([DRAFTER, "--out", out, "--texts", str(texts)], f'{texts}:3: each line must be JSON with a "text"'),
+    ):
+        command = [sys.executable, "-c", code, "export", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "2 False\n"
+        assert words in done.stderr
+
+
+def test_of_a_target_it_is_said_that_nothing_was_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the line for a topology holds wherever its file is, also where --out was a relative path."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", TARGET, "--out", "out", "--role", "target"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing: each weight was converted" in said
+    assert f"out is done. In a topology: {{model: {tmp_path / 'out'}}}" in said
+
+
 def test_a_graph_that_is_wrong_ends_with_1_naming_the_layer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,13 +133,14 @@ def test_a_graph_that_is_wrong_ends_with_1_naming_the_layer(
 def test_a_terminated_export_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM while it works, as a service manager or a timeout sends it."""
     command = [sys.executable, "-m", "paceline", "export", TARGET, "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".out.*.partial/model.onnx*")) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 130
+    assert process.communicate(timeout=30)[1].endswith("stopped: nothing was made\n")
+    assert process.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,6 +43,38 @@ def test_a_person_sees_a_table_and_sentences(run) -> None:  # type: ignore[no-un
     assert "• drafter: never idle from 6 targets like target-01 on; up to 16" in out
 
 
+def test_what_a_target_is_set_to_is_all_of_it(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """draft_ahead and verify_budget beside k and lanes, for machines, too."""
+    file = tmp_path / "star.yaml"
+    file.write_text(WAN.read_text().replace("lanes: 2", "lanes: 2\n    draft_ahead: 3\n    verify_budget: 12"))
+    _, out, _ = run(file, *SHORT, "--rtt", "20ms")
+    assert "draft_ahead 3, verify_budget 12" in out
+    target = json.loads(run(file, *SHORT, "--rtt", "20ms", "--json")[1])["targets"][0]
+    assert (target["draft_ahead"], target["verify_budget"]) == (3, 12)
+
+
+def test_drafts_that_nobody_waits_for_are_told(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A round by the formula takes 320 ms, and users see plain decoding's 4 ms: the page says why they differ."""
+    text = "version: 1\nname: star\nlink: {transport: memory}\ndrafters:\n  - {name: d, model: toy, runtime: emulated, "
+    text += "profile: {step_ms: 10, agreement: 0.6}, max_batch: 1}\ntargets:\n"
+    for name in "abcdefgh":
+        text += (
+            f"  - {{name: {name}, model: toy, engine: emulated, profile: {{verify_ms: 4}}, drafters: {{names: [d]}}}}\n"
+        )
+    file = tmp_path / "late.yaml"
+    file.write_text(text)
+    code, out, _ = run(file, "--json")
+    made = json.loads(out)
+    target = made["targets"][0]
+    assert code == 0
+    assert target["round_ms"] == pytest.approx(320, rel=0.01)
+    assert target["bunch_gap_ms"]["p50"] == pytest.approx(4, rel=0.05)
+    assert target["undrafted_rounds"] > 0.9
+    assert any("a target gives up waiting for them" in sentence for sentence in made["advice"])
+    _, out, _ = run(STAR, *SHORT, "--json")
+    assert not any("gives up waiting" in sentence for sentence in json.loads(out)["advice"])
+
+
 def test_a_far_drafter_is_advised_against(run) -> None:  # type: ignore[no-untyped-def]
     """One request, 200 ms away."""
     _, out, _ = run(WAN, *SHORT, "--rtt", "200ms")

@@ -10,11 +10,12 @@ import yaml
 from typer.testing import CliRunner
 
 from paceline.commands.profile import profile
+from paceline.commands.profile_output import doubts, head
 from paceline.core.clock import ManualClock
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel
 from paceline.core.errors import UserError
 from paceline.core.profile import StepTimes
-from paceline.profiling import measure
+from paceline.profiling import Measurement, measure
 from paceline.topology.spec_models import Profile
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-drafter"
@@ -28,19 +29,36 @@ def toy(pace: Pace, slots: int = 4096) -> tuple[ToyModel, ManualClock]:
 def test_the_step_times_of_an_emulated_model_come_out_as_they_went_in() -> None:
     """On virtual time the measured profile is the pace itself, at every size."""
     model, clock = toy(Pace(StepTimes.doubling(2.0, 0.1), 0.01))
-    found = measure(model, clock, context=100, sessions=8, draft_length=4, repeats=3)
+    measured = measure(model, clock, context=100, sessions=8, draft_length=4, repeats=3)
+    found = measured.profile
     assert found["step_ms"] == pytest.approx({1: 2.01, 2: 2.22, 4: 2.46, 8: 2.742}, abs=2e-3)
     assert found["verify_ms"] == pytest.approx({1: 2.01, 5: 2.05, 10: 2.3, 20: 2.62, 40: 3.062}, abs=2e-3)
     assert found["prompt_token_ms"] == pytest.approx(0.01, abs=1e-3)
     assert model._used == 0
+    assert measured.raised == {} and list(doubts(measured)) == []
+    assert measured.spread("step")[8] == pytest.approx((2.742, 2.742), abs=2e-3)
 
 
 def test_what_only_drafts_has_no_verification_times() -> None:
     """A drafter's graph answers for one token a session, so it is not asked for more."""
     model, clock = toy(Pace(StepTimes.doubling(2.0, 0.1), 0.01))
-    found = measure(model, clock, context=100, sessions=2, draft_length=None, repeats=3)
+    found = measure(model, clock, context=100, sessions=2, draft_length=None, repeats=3).profile
     assert set(found) == {"step_ms", "prompt_token_ms"}
     assert found["step_ms"] == pytest.approx({1: 2.01, 2: 2.22}, abs=2e-3)
+
+
+def test_a_busy_machine_and_raised_figures_are_said() -> None:
+    """A first point that a busy moment made too long stands for the next ones: it is no median, and that is said."""
+    times = {("step", 1): [7.0] * 10, ("step", 2): [7.7] * 9 + [68.0] * 3, ("verify", 5): [3.2] * 12}
+    profile: dict[str, object] = {"step_ms": {1: 7.0, 2: 7.7}, "verify_ms": {1: 7.0, 5: 7.0}, "prompt_token_ms": 0.0}
+    found = Measurement(profile, times, {("verify", 5): 3.2})
+    busy, raised = doubts(found)
+    assert busy.startswith("the same pass took from 7.7 to 68 ms (step_ms of 2, p10 and p90): this machine was busy;")
+    assert raised == "verify_ms of 5 is the 7 ms of a smaller pass, and no median, which was 3.2 ms: measure again"
+    lines = head(found, "tiny", "cpu, auto, threads 1, context 64", 12).splitlines()
+    assert lines[0] == "# tiny, cpu, auto, threads 1, context 64; measured here, medians of 12 passes."
+    assert "# step_ms, p10–p90: 1: 7–7, 2: 7.7–68" in lines
+    assert any(line.endswith("medians: verify_ms 5: 3.2") for line in lines)
 
 
 def test_too_many_sessions_are_refused_in_words() -> None:
@@ -77,6 +95,7 @@ def test_the_command_writes_a_profile_that_a_topology_takes(tmp_path: Path) -> N
     options = [str(MODEL), "--context", "64", "--sessions", "2", "--repeats", "2", "--threads", "1", "--out", str(out)]
     result = CliRunner().invoke(app, options)
     assert result.exit_code == 0, result.output
+    assert f"# {MODEL}, cpu, auto, threads 1, context 64; measured here" in out.read_text()
     found = Profile.model_validate(yaml.safe_load(out.read_text()))
     assert 0 < found.step_ms.ms(1) <= found.step_ms.ms(2) < 1000
     assert 0 < found.verify_ms.ms(1) <= found.verify_ms.ms(10) < 1000

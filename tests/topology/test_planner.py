@@ -283,7 +283,12 @@ def test_curves_show_where_the_drafter_is_full() -> None:
     made = short(topology(16, drafter=", max_sessions: 64"))
     by_targets, by_k, by_rtt, by_flight = curves(made.inputs, made.groups[0].configured.setting)
     own = dict(zip(by_targets.xs, by_targets.lines[0].ys, strict=True))
-    assert own[4.0] == pytest.approx(own[64.0])
+    assert own[4.0] == pytest.approx(own[by_targets.xs[-1]])
+    marks, plain = dict(by_targets.marks), by_targets.lines[1].ys
+    assert marks["never idle from"] == made.groups[0].n_full
+    assert marks["pays up to"] == made.groups[0].n_break_even
+    assert by_targets.lines[0].ys[0] > plain[0]
+    assert by_targets.lines[0].ys[-1] < plain[-1] < 2 * by_targets.lines[0].ys[-1]  # they cross, and both can be seen
     assert own[2.0] == pytest.approx(own[4.0] / 2, rel=0.15)
     assert by_k.xs == tuple(map(float, range(1, 17)))
     best, plain = by_rtt.lines[2].ys, by_rtt.lines[1].ys
@@ -330,3 +335,29 @@ def test_draft_ahead_is_reckoned_for_a_target_alone() -> None:
     assert any("it adds to them where the drafter is idle" in one for one in short(many, rtt=0.008).advice)
     crowd = topology(target=", draft_length: 5", verify="16", step_ms=2, agreement=0.8)
     assert not any("draft_ahead" in one for one in short(crowd, rtt=0.008, in_flight=16).advice)
+
+
+def test_a_plan_promises_no_draft_ahead_where_the_drafter_cannot() -> None:
+    """It is not proposed; where another drafter's sake has it set, it brings nothing here; it is shown where set."""
+    text = """\
+version: 1
+name: x
+drafters:
+  - {name: n, strategy: ngram}
+  - {name: d, model: /absent}
+targets:
+  - {name: t, model: /absent, draft_length: 5, drafters: {names: NAMES}}
+"""
+    drafter = Profile(step_ms=2, agreement=0.8)
+    profiles = {"t": Profile(verify_ms=16), "d": drafter, "n": drafter}
+    conditions = Conditions(32, 64, rtt=0.008)
+
+    def advice(names: str, more: str = "") -> list[str]:
+        spec = parse_topology(
+            text.replace("NAMES", names).replace("draft_length: 5", f"draft_length: 5{more}"), "x", Path()
+        )
+        return [one for one in plan(spec, conditions, profiles).advice if "draft_ahead" in one]
+
+    assert advice("[n]") == []
+    assert "draft_ahead: 7 with k = 6" in advice("[d]")[0]
+    assert advice("[n, d]", ", draft_ahead: 6") == ["t: draft_ahead brings nothing at n, which cannot draft ahead."]

@@ -87,7 +87,7 @@ ONE_ERROR = [
     ),
     (with_drafter("strategy: ngram"), "star.yaml:5:5: drafters[0].model: the ngram strategy drafts from the text"),
     (
-        with_drafter("runtime: tensorrt"),
+        with_drafter("runtime: tensorrt").replace("org/small", "/absent"),
         "star.yaml:6:14: drafters[0].runtime: tensorrt runs on a GPU: write device: cuda",
     ),
     (with_drafter("runtime: emulated"), "star.yaml:10:24: targets[0].drafters.names[0]: d and t must both be emulated"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UserError
-from paceline.topology.overview import connections
+from paceline.topology.overview import connections, who_talks_to_whom
 from paceline.topology.spec import Address, load_topology, missing_models, require_models
 
-from .spec_helpers import STAR, problems, read, with_drafter
+from .spec_helpers import STAR, problems, read, with_drafter, with_target
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +118,14 @@ def test_the_star_example_is_one_drafter_and_three_targets() -> None:
     assert [(row.target, row.drafter, row.over) for row in rows] == [
         (name, "drafter", "tcp 127.0.0.1:7070") for name in ("chat-a", "chat-b", "chat-c")
     ]
+
+
+def test_the_picture_says_what_a_target_is_set_to_beyond_its_columns() -> None:
+    """Below the table, for each target where it is set."""
+    two = "  - {name: u, model: org/large, draft_ahead: 5, drafters: {names: [d]}}\n"
+    topology = read(with_target("draft_ahead: 5\nverify_budget: 12") + two)
+    assert who_talks_to_whom(topology).caption == "t, u: draft_ahead 5\nt: verify_budget 12"
+    assert who_talks_to_whom(read(STAR)).caption is None
 
 
 def test_key_files_of_other_machines_are_not_looked_for(tmp_path: Path) -> None:
