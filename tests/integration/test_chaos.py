@@ -57,6 +57,7 @@ def test_no_decision_depends_on_the_wall_clock() -> None:
     assert found <= {
         "cloud/api/app.py",  # OpenAI's `created`
         "core/clock.py",  # doctor shows how far two clocks are apart
+        "edge/recorder.py",  # when a recording began
         "paceline/commands/certificate_probes.py",
         "paceline/star.py",  # whether a status file is a new one
         "topology/certificate_checks.py",
