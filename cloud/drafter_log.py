@@ -38,8 +38,8 @@ class DrafterLog:
                 log.warning(words, self._of, name, extra={"event": "drafter_suspect", "drafter": name})
             elif not drafter.suspect and name in self._suspect:
                 self._suspect.remove(name)
-                fields = {"event": "drafter_trusted", "drafter": name}
-                log.info("%sdrafter %s is trusted again", self._of, name, extra=fields)
+                extra = {"event": "drafter_trusted", "drafter": name}
+                log.info("%sdrafter %s is trusted again", self._of, name, extra=extra)
         for name in [name for name in self._left if self._may("sessions_moved", name, now)]:
             count = self._left.pop(name)
             words = "1 session moves" if count == 1 else f"{count} sessions move"

@@ -28,6 +28,7 @@ from paceline.cloud.links import Connections, TargetLinks
 from paceline.core.clock import Clock
 from paceline.core.emulated import Pace, ToyLanguage, ToyModel, toy_vocabulary
 from paceline.core.errors import PacelineError, UserError
+from paceline.core.manifest import check_tokenizer
 from paceline.core.model import PackedModel
 from paceline.core.vocabulary import Vocabulary
 from paceline.topology.changes import changed, log_reload, pending, with_sections_of
@@ -246,7 +247,9 @@ def load_target(spec: TargetSpec, clock: Clock | None = None) -> tuple[PackedMod
         return model, toy_vocabulary(profile.vocabulary_size)
     from paceline.core.lm.loading import load, local_folder
 
-    vocabulary = Vocabulary.load(local_folder(spec.tokenizer or spec.model))
+    tokenizer = local_folder(spec.tokenizer or spec.model)
+    vocabulary = Vocabulary.load(tokenizer)
+    check_tokenizer(local_folder(spec.model), tokenizer, vocabulary.identity)
     return load(
         spec.model,
         device=spec.device,

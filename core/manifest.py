@@ -7,21 +7,26 @@ missing, changed, meant for the other role or written by a newer Paceline, in on
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-import pydantic_core
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from paceline.core import bundle_files
+from paceline.core.bundle_files import AGAIN
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
+from paceline.core.vocabulary import VocabularyIdentity
 
 FILE = "manifest.json"
 SCHEMA_VERSION: Literal[1] = 1
 BLOCK = 1 << 20  # bytes read at once; larger ones hash no faster
-# What a loader may pick up by its name alone: such a file must be listed, or it would be loaded unchecked.
-LOADABLE = (".safetensors", ".json", ".jinja", ".model", ".onnx", ".data", ".plan")
+LIMIT = 1 << 20  # bytes of a manifest
+LONGEST_NAME = 255  # bytes of a file's name; file systems take no more
 
 Role = Literal["drafter", "target"]
 RuntimeName = Literal["onnxruntime", "tensorrt", "torch"]
@@ -33,8 +38,12 @@ Progress = Callable[[int], None]  # told how many more bytes are done
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
+    if str(path) != name or not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ValueError("must be a path inside the bundle")
+    if printable(name) != name:
+        raise ValueError("must hold no control characters")
+    if max(len(part.encode()) for part in path.parts) > LONGEST_NAME or len(path.parts) > 8:
+        raise ValueError("is longer than any file's path in a bundle")
     return name
 
 
@@ -111,16 +120,11 @@ def load(
     manifest = read(folder)
     if role is not None and manifest.role != role:
         raise UserError(_other_role(folder, manifest, role))
-    for name in manifest.files:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing, but the bundle's manifest lists it: {_AGAIN}")
-    for name in listed(folder):
-        if name not in manifest.files:
-            raise UserError(f"{folder / name} is not in the bundle's manifest: remove it, or {_AGAIN}")
+    bundle_files.check(folder, FILE, manifest.files)
     if verify:
         for name, expected in manifest.files.items():
             if checksum(folder / name, progress) != expected:
-                raise UserError(f"{folder / name} has another checksum than the bundle's manifest says: {_AGAIN}")
+                raise UserError(f"{folder / name} has another checksum than the bundle's manifest says: {AGAIN}")
     return manifest
 
 
@@ -128,23 +132,89 @@ def read(folder: Path) -> Manifest:
     """The manifest alone, without a look at the other files. Raises UserError, one sentence."""
     path = folder / FILE
     try:
-        content = pydantic_core.from_json(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no bundle: it has no {FILE}; make one with `paceline export`") from None
+        if folder.is_file():
+            raise UserError(f"{folder} is a file: name the folder that it is in, {folder.parent}")
+        if not path.is_file():  # a pipe of that name would be waited for
+            raise UserError(_no_bundle(folder))
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > LIMIT:
+        raise UserError(f"{path} is larger than any manifest, {LIMIT >> 20} MiB: {AGAIN}")
+    try:
+        content = json.loads(data, object_pairs_hook=_once, parse_constant=_no_number)
+    except RecursionError:
+        raise UserError(f"{path} is no JSON (it is nested too deeply): {AGAIN}") from None
     except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}): {_AGAIN}") from None
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise UserError(f"{path} is no JSON ({printable(str(error))}): {AGAIN}") from None
+    version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
+    if type(version) is not int:  # true and 1.0 are equal to 1
+        raise UserError(f"{path}: schema_version must be a whole number: {AGAIN}")
+    if version > SCHEMA_VERSION:
         raise UserError(
             f"{path} has schema version {version}, and this Paceline reads up to {SCHEMA_VERSION}: update Paceline"
             " here, or export the model with this version"
         )
     try:
-        return Manifest.model_validate(content)
+        return Manifest.model_validate(content, strict=True)
     except ValidationError as error:
-        raise UserError(f"{path}: {_in_words(error)}: {_AGAIN}") from None
+        raise UserError(f"{path}: {_in_words(error)}: {AGAIN}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice} is there twice")
+    return found
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def _no_bundle(folder: Path) -> str:
+    """Says where the old bundle is, where an export was killed while it put a new one in its place."""
+    if left := left_over(folder):
+        return f"{folder} is gone, for an export that replaced it was killed; what was there: mv {left[-1]} {folder}"
+    return f"{folder} is no bundle: it has no {FILE}; make one with `paceline export`"
+
+
+def left_over(folder: Path) -> list[Path]:
+    """Bundles that had stood at `folder` and stepped aside for a new one, oldest first."""
+    folder = folder.absolute()
+    if folder.exists():
+        return []
+    found = [path for path in folder.parent.glob(f".{escape(folder.name)}.*.old") if (path / FILE).is_file()]
+    return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def check_tokenizer(folder: Path, tokenizer: Path, own: VocabularyIdentity) -> None:
+    """Raises UserError unless the tokenizer is the one that the manifest of the bundle in `folder` tells of.
+
+    own: of the tokenizer in the folder `tokenizer`. Whatever is no bundle passes.
+    """
+    if not is_bundle(folder):
+        return
+    manifest = read(folder)
+    if manifest.tokenizer_fingerprint != own.fingerprint:
+        raise UserError(f"{tokenizer / 'tokenizer.json'} is not the tokenizer that {folder / FILE} tells of: {AGAIN}")
+    size = min(own.size, _rows_of(folder, own.size))
+    if manifest.vocabulary_size != size:
+        said = f"{folder / FILE} says vocabulary_size {manifest.vocabulary_size}"
+        raise UserError(f"{said}, but the model has {size} ids: {AGAIN}")
+
+
+def _rows_of(folder: Path, default: int) -> int:
+    """How many ids the model's own configuration knows: a tokenizer may have more."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        found = config.get("text_config", config)["vocab_size"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return default
+    return found if type(found) is int else default
 
 
 def misfits(
@@ -204,10 +274,8 @@ def write(manifest: Manifest, folder: Path) -> None:
 
 
 def listed(folder: Path) -> list[str]:
-    """Files of `folder` that a manifest must list, sorted; no loader looks into hidden ones."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    names = [path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)]
-    return sorted(name for name in names if name != FILE and name.endswith(LOADABLE))
+    """Files of `folder` that a manifest must list, sorted."""
+    return bundle_files.listed(folder, FILE)
 
 
 def checksums(folder: Path, names: Iterable[str], progress: Progress = lambda count: None) -> dict[str, str]:
@@ -225,13 +293,10 @@ def checksum(path: Path, progress: Progress = lambda count: None) -> str:
     return digest.hexdigest()
 
 
-_AGAIN = "copy the bundle again, or export it anew"
-
-
 def _in_words(error: ValidationError) -> str:
     """The first thing that is wrong, and how many more there are."""
     problems = error.errors()
-    place = ".".join(str(part) for part in problems[0]["loc"])
+    place = printable(".".join(str(part)[:60] for part in problems[0]["loc"]))
     kind = problems[0]["type"]
     words = {"extra_forbidden": "is not a known key", "missing": "is missing"}.get(kind, problems[0]["msg"])
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -12,6 +12,8 @@ def existing_folder(model: str | Path) -> Path | None:
     local = Path(model)
     if local.is_dir():
         return local
+    if local.is_file():
+        raise UserError(f"model {model} is a file: name the folder that it is in, {local.parent}")
     if local.is_absolute() or str(model).startswith((".", "~")) or len(local.parts) != 2:
         raise UserError(f"no model at {model}: there is no such directory")
     return None

@@ -15,6 +15,7 @@ import anyio
 from paceline import __version__
 from paceline.core.clock import Clock, RealClock
 from paceline.core.errors import PacelineError, UserError
+from paceline.core.manifest import check_tokenizer
 from paceline.core.vocabulary import Vocabulary, VocabularyIdentity
 from paceline.edge.events import Limits, Reconfigure, Stop
 from paceline.edge.links import DrafterLinks
@@ -214,7 +215,9 @@ def load_strategy(spec: DrafterSpec, clock: Clock | None = None) -> Loaded:
     from paceline.core.lm.loading import load, local_folder
     from paceline.edge.runtimes.torch import TorchRuntime
 
-    vocabulary = Vocabulary.load(local_folder(spec.tokenizer or spec.model))
+    tokenizer = local_folder(spec.tokenizer or spec.model)
+    vocabulary = Vocabulary.load(tokenizer)
+    check_tokenizer(local_folder(spec.model), tokenizer, vocabulary.identity)
     torch_model = load(
         spec.model,
         device=spec.device,
@@ -242,4 +245,7 @@ def _load_bundle(spec: DrafterSpec, folder: Path) -> Loaded:
         max_sessions=spec.max_sessions,
         kv_memory=spec.kv_memory,
     )
-    return Loaded(DraftModel(runtime), Vocabulary.load(spec.tokenizer or folder).identity)
+    tokenizer = Path(spec.tokenizer or folder)
+    identity = Vocabulary.load(tokenizer).identity
+    check_tokenizer(folder, tokenizer, identity)
+    return Loaded(DraftModel(runtime), identity)

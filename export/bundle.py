@@ -16,7 +16,7 @@ from paceline.export.drafter import DrafterBuild, write_checkpoint
 from paceline.export.options import Request
 from paceline.export.request import Resolved, resolve
 from paceline.export.source import Source
-from paceline.export.staging import check_place, check_space, staged
+from paceline.export.staging import check_place, check_space, engines_in, staged
 from paceline.export.watch import Watch
 
 TOOLS = ("paceline", "torch", "transformers", "safetensors", "onnx", "onnxruntime")
@@ -30,6 +30,7 @@ class Report:
     manifest: Manifest
     seconds: dict[str, float]
     sizes: dict[str, int]
+    engines_gone: tuple[str, ...] = ()  # of the bundle that it replaced
 
 
 def export(request: Request, watch: Watch) -> Report:
@@ -42,6 +43,7 @@ def export(request: Request, watch: Watch) -> Report:
     order = resolve(request, source)
     size = sum(weight.size for weight in weights(source.weight_files, order.dtype))
     check_space(request.out, 2 * size if request.quantize else size)
+    engines = tuple(engines_in(request.out))
     with staged(request.out) as folder:
         if request.role == "target":
             write_checkpoint(order, source, folder, watch)
@@ -52,7 +54,7 @@ def export(request: Request, watch: Watch) -> Report:
         licences = source.copy_licences(folder)
         manifest = _sealed(order, source, folder, {**parts, "licences": licences}, watch)
         sizes = {name: (folder / name).stat().st_size for name in manifest.files}
-    return Report(request.out, manifest, watch.seconds, sizes)
+    return Report(request.out, manifest, watch.seconds, sizes, engines)
 
 
 def _sealed(order: Resolved, source: Source, folder: Path, parts: dict[str, Any], watch: Watch) -> Manifest:

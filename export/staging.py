@@ -12,15 +12,43 @@ from pathlib import Path
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
 
+ENGINE = ".plan"  # made of the graph that is there, so of no use with another
+
 
 def check_place(out: Path, force: bool) -> None:
-    """Raises UserError unless a bundle may be put at `out`: nothing is there, or with `force` an older bundle."""
+    """Raises UserError unless a bundle may be put at `out`: nothing is there, or with `force` an older bundle.
+
+    The older one must hold nothing of the user's own. One that a killed export had set aside is put back first.
+    """
+    if left := [old for old in manifests.left_over(out) if not _is_alive(old.name.split(".")[-2])]:
+        left[-1].rename(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or not manifests.is_bundle(out):
         raise UserError(f"--out {out} is there already and is no bundle: choose another folder, or remove it yourself")
     if not force:
         raise UserError(f"--out {out} holds a bundle already: --force replaces it")
+    if own := _unlisted(out):
+        raise UserError(f"--out {out} holds {own}, which is no part of its bundle: move it away, --force deletes it")
+
+
+def _unlisted(out: Path) -> str:
+    """A file in a bundle that its manifest does not list, and so may be the user's own; empty where there is none."""
+    try:
+        manifest = manifests.read(out)
+    except UserError as error:
+        raise UserError(f"{error}; --force cannot tell what in {out} is your own: remove it yourself") from None
+    known = {manifests.FILE, *manifest.files, *manifest.engines}
+    for path in sorted(out.rglob("*")):
+        name = path.relative_to(out).as_posix()
+        if (path.is_symlink() or not path.is_dir()) and name not in known and path.suffix != ENGINE:
+            return name
+    return ""
+
+
+def engines_in(out: Path) -> list[str]:
+    """The TensorRT engines in a bundle, which are lost when it is replaced."""
+    return sorted(path.name for path in out.glob(f"*{ENGINE}"))
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -37,9 +65,7 @@ def staged(out: Path) -> Iterator[Path]:
     Folders above it are made when they are missing. What killed exports of the same place left is removed as well.
     """
     out = out.absolute()  # `.` has no name
-    for left in out.parent.glob(f".{escape(out.name)}.*.partial"):
-        if not _is_alive(left.name.split(".")[-2]):
-            shutil.rmtree(left, ignore_errors=True)
+    _sweep(out, "partial")
     missing = [above for above in out.parents if not above.exists()]
     folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -69,6 +95,14 @@ def _put(folder: Path, out: Path) -> None:
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
+    _sweep(out, "old")
+
+
+def _sweep(out: Path, kind: str) -> None:
+    """Removes what killed exports of the same place left."""
+    for left in out.parent.glob(f".{escape(out.name)}.*.{kind}"):
+        if not _is_alive(left.name.split(".")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_alive(process: str) -> bool:

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.core.errors import PacelineError, UserError
 from paceline.core.extras import install
+from paceline.core.printable import printable
 
 # name → (module in paceline/commands, function or Typer app in it, what the list of commands says)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(error: PacelineError) -> None:
     """The sentence, or each of several, on stderr. The topology's own messages begin with file:line already."""
-    typer.echo(str(error) or type(error).__name__, err=True)
+    typer.echo(printable(str(error), lines=True) or type(error).__name__, err=True)
 
 
 def _flushed(code: int) -> int:

@@ -7,6 +7,7 @@ source "$HERE/jetson/boards.sh"
 source "$HERE/jetson/flash_checks.sh"
 
 STEPS=(check prerequisites binaries user flash boot)
+STEPS_DONE=0 # in this run
 
 usage() {
     cat <<'END'
@@ -79,13 +80,18 @@ take_value() {
     --state-dir) STATE_DIR="$value" ;;
     *) wrong "There is no option $1; see --help." ;;
     esac
-    needs_value "$1" $#
+    needs_value "$@"
+    case "$1" in
+    --space) needs_number "$1" "$value" 0 100000 ;;
+    --boot-timeout) needs_number "$1" "$value" 0 86400 ;;
+    esac
 }
 
 # What is not given follows from the folder and from the board on the USB bus.
 settle() {
     if [[ -n "$L4T" && -d "$L4T" ]]; then
         L4T="$(cd "$L4T" && pwd)"
+        needs_value --l4t "$L4T" # what it is called in full, too
         RELEASE="$(release_of "$L4T")"
         JETPACK="$(jetpack_of "$RELEASE")" ||
             wrong "$L4T holds Jetson Linux ${RELEASE:-of an unknown release}; this script knows 36.4.3 and later (JetPack 6.2) and 39.2 (JetPack 7.2)."
@@ -106,7 +112,6 @@ settle() {
     settle_board
     if [[ -n "$FROM" ]] && ! one_of "$FROM" "${STEPS[@]}"; then wrong "--from is one of: ${STEPS[*]}."; fi
     if ! one_of "$STORAGE" nvme emmc; then wrong "--storage is nvme or emmc."; fi
-    if [[ ! "$SPACE_GB$BOOT_TIMEOUT" =~ ^[0-9]+$ ]]; then wrong "--space and --boot-timeout are whole numbers."; fi
     flash_command
 }
 
@@ -144,7 +149,8 @@ step_binaries() {
 }
 
 step_user() {
-    if [[ -r rootfs/etc/passwd ]] && grep -q "^$USER_NAME:" rootfs/etc/passwd && ! $DRY_RUN; then
+    local SECRET HIDE_AFTER=-p
+    if ! $DRY_RUN && ! lacks user; then
         say "User $USER_NAME is in the root file system already and keeps the password given then."
         return
     fi
@@ -160,6 +166,10 @@ read_password() {
     else
         read -r -s -p "Password for $USER_NAME on the board: " SECRET || true
         printf '\n' >&2
+    fi
+    if [[ "$SECRET" == *$'\r' ]]; then
+        SECRET="${SECRET%$'\r'}"
+        say "${PASSWORD_FILE:-What was typed} has the line ends of Windows: the carriage return is not taken for a part of the password."
     fi
     if [[ -z "$SECRET" ]]; then wrong "The password is empty: give one, or --password-file FILE with it in the first line."; fi
 }
@@ -194,15 +204,29 @@ step_boot() {
 
 # --- which steps are due ----------------------------------------------------------------------------------------------
 
-# The state file holds one line for what is being flashed, then one for each step done. Another choice begins anew.
+# The state file holds one line for what is being flashed, then one for each step done. Another choice, or a tree that was
+# unpacked again, begins anew.
 open_state() {
     STATE="$STATE_DIR/state"
-    local identity="$BOARD $L4T $RELEASE $STORAGE $CONFIG $USER_NAME $HOST_NAME"
+    local identity
+    identity="$(quoted "$BOARD" "$L4T" "$RELEASE" "$STORAGE" "$CONFIG" "$USER_NAME" "$HOST_NAME") $(tree_stamp)"
     if $DRY_RUN; then
         STATE=/dev/null
     elif [[ "$(head -n 1 "$STATE" 2>/dev/null)" != "$identity" ]]; then
-        printf '%s\n' "$identity" >"$STATE"
+        (umask 077 && printf '%s\n' "$identity" >"$STATE")
     fi
+}
+
+# tree_stamp: another after Jetson Linux or its root file system was unpacked again. No step replaces these files.
+tree_stamp() { stat -c '%i@%w' "$L4T"/{flash.sh,rootfs/etc,rootfs/usr/bin/sudo} 2>/dev/null | paste -sd' ' || true; }
+
+# lacks STEP: whether the tree is without what STEP makes there, whatever the state file says.
+lacks() {
+    case "$1" in
+    binaries) [[ ! -e "$L4T/rootfs/etc/nv_tegra_release" ]] ;;
+    user) ! grep -qs "^$USER_NAME:" "$L4T/rootfs/etc/passwd" ;;
+    *) return 1 ;;
+    esac
 }
 
 index_of() {
@@ -212,9 +236,11 @@ index_of() {
     done
 }
 
-# due STEP: whether it is still to be done. From --from on everything is; what lies before it is taken as done.
+# due STEP: whether it is still to be done. From --from on everything is; what lies before it is taken as done, unless the
+# tree shows that it is not. What comes after a step that was done now is to be done, too.
 due() {
-    if [[ "$1" == check ]]; then return 0; fi
+    if [[ "$1" == check || $STEPS_DONE -gt 0 ]]; then return 0; fi
+    if [[ -d "$L4T" ]] && lacks "$1"; then return 0; fi
     if [[ -n "$FROM" ]]; then
         [[ $(index_of "$1") -ge $(index_of "$FROM") ]]
     elif grep -q "^$1 " "$STATE"; then
@@ -230,7 +256,10 @@ do_step() {
     fi
     say "== $1"
     "step_$1"
-    if [[ "$1" != check ]] && ! $DRY_RUN; then printf '%s %s\n' "$1" "$(date -Is)" >>"$STATE"; fi
+    if [[ "$1" == check ]] || $DRY_RUN; then return; fi
+    if lacks "$1"; then fail "NVIDIA's script ended well, but $L4T/rootfs is without what it should have put there."; fi
+    printf '%s %s\n' "$1" "$(date -Is)" >>"$STATE"
+    STEPS_DONE=$((STEPS_DONE + 1))
 }
 
 explain_exit() {
@@ -252,7 +281,13 @@ main() {
     for step in prerequisites binaries user flash boot; do
         do_step "$step"
     done
-    if $DRY_RUN; then end_dry_run; else say "Done."; fi
+    if $DRY_RUN; then
+        end_dry_run
+    elif [[ $STEPS_DONE -eq 0 ]]; then
+        say "Nothing to do: this $BOARD was flashed from $L4T already. --from flash flashes another board."
+    else
+        say "Done."
+    fi
 }
 
 main "$@"

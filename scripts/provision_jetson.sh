@@ -4,8 +4,10 @@ set -euo pipefail
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 REPOSITORY="$(dirname "$HERE")"
 source "$HERE/jetson/common.sh"
+source "$HERE/jetson/config_checks.sh"
 
 STEPS=(time packages power clocks swap user venv config engine service health)
+MAKE_FOLDER="mktemp -d /tmp/paceline.XXXXXXXX" # on the board
 
 usage() {
     cat <<'END'
@@ -47,13 +49,17 @@ parse_options() {
         --no-clocks | --reboot) ON_DEVICE+=("$1") ;;
         -h | --help) usage && exit 0 ;;
         --*) take_value "$@" && shift ;;
-        *) BOARD_HOST="$1" ;;
+        *) take_board "$1" ;;
         esac
         shift
     done
     if $LOCAL && [[ -n "$BOARD_HOST" ]]; then wrong "--local and $BOARD_HOST exclude each other."; fi
     if ! $LOCAL && [[ -z "$BOARD_HOST" ]]; then wrong "Name the board as USER@HOST, or say --local; see --help."; fi
-    if [[ "$BOARD_HOST" == -* ]]; then wrong "What is '$BOARD_HOST'? See --help."; fi
+}
+
+take_board() {
+    if [[ -n "$BOARD_HOST" || "$1" == -* || "$1" == *[[:cntrl:]]* ]]; then wrong "What is '$1'? See --help."; fi
+    BOARD_HOST="$1"
 }
 
 take_value() {
@@ -68,50 +74,14 @@ take_value() {
     --power-mode | --swap | --extras | --from) ON_DEVICE+=("$1" "$value") ;;
     *) wrong "There is no option $1; see --help." ;;
     esac
-    needs_value "$1" $#
+    needs_value "$@"
     case "$1" in
+    --wheel) if [[ ! -f "$value" ]]; then wrong "There is no file $value: --wheel is one of Paceline's wheels, or left out."; fi ;;
+    --port) needs_number "$1" "$value" 1 65535 ;;
     --from) if ! one_of "$value" "${STEPS[@]}"; then wrong "--from is one of: ${STEPS[*]}."; fi ;;
-    --swap) if [[ ! "$value" =~ ^[0-9]+$ ]]; then wrong "--swap is a whole number of GiB."; fi ;;
+    --swap) needs_number "$1" "$value" 0 1024 ;;
     --jetpack) if ! one_of "$value" 6.2 7.2; then wrong "--jetpack is 6.2 or 7.2."; fi ;;
     esac
-}
-
-check_input() {
-    if [[ -n "$WHEEL" && ! -f "$WHEEL" ]]; then problem "There is no $WHEEL."; fi
-    if [[ -n "$CONFIG_DIR" ]]; then check_config; fi
-    stop_on_problems
-}
-
-check_config() {
-    local keys
-    if [[ ! -f "$CONFIG_DIR/star.yaml" ]]; then
-        problem "There is no star.yaml in $CONFIG_DIR: that is the name the service looks for."
-    else
-        check_topology
-    fi
-    if [[ -e "$CONFIG_DIR/secrets/ca.key" ]]; then
-        problem "$CONFIG_DIR/secrets/ca.key must not leave this machine: move it elsewhere."
-    fi
-    keys="$(find "$CONFIG_DIR/secrets" -name '*.key' ! -name deployment.key ! -name ca.key -printf '%f ' 2>/dev/null || true)"
-    if [[ "$keys" == *" "*" " ]]; then
-        warn "secrets/ holds keys of several nodes ($keys): keys init said which of them belong on the board."
-    fi
-}
-
-# The board checks it as well, but only after the long steps.
-check_topology() {
-    local found code=0 paceline
-    paceline="$(command -v paceline || echo "$REPOSITORY/.venv/bin/paceline")"
-    if [[ ! -x "$paceline" ]]; then
-        say "Paceline is not installed on this machine: $CONFIG_DIR/star.yaml is checked on the board, in the step service."
-        return
-    fi
-    found="$("$paceline" check "$CONFIG_DIR/star.yaml" 2>&1)" || code=$?
-    if [[ $code -eq 2 ]]; then
-        problem "$found"
-    elif [[ $code -ne 0 ]]; then
-        warn "$paceline check ended with $code here, so star.yaml is checked on the board: ${found##*$'\n'}"
-    fi
 }
 
 # --- what goes to the board -------------------------------------------------------------------------------------------
@@ -148,15 +118,21 @@ at_board() {
 }
 
 send() {
-    BOARD_DIR="$(at_board 'mktemp -d')" || fail "Cannot reach $BOARD_HOST: is it on, and does ssh ${SSH_OPTIONS[*]} $BOARD_HOST work?"
-    tar -C "$BUNDLE" -cf - . | at_board "tar -C $BOARD_DIR -xf -"
+    local answer
+    answer="$(at_board "$MAKE_FOLDER")" || fail "Cannot reach $BOARD_HOST: is it on, and does $(quoted ssh "${SSH_OPTIONS[@]}" "$BOARD_HOST") work?"
+    # What a shell says at its start comes first. The folder is removed in the end: nothing else is taken for it.
+    answer="${answer##*$'\n'}"
+    if [[ ! "$answer" =~ ^/tmp/paceline\.[A-Za-z0-9]{8}$ ]]; then
+        fail "${BOARD_HOST:-This machine} answered $(quoted "$answer") where the name of a new folder belongs: let its shell print nothing at its start."
+    fi
+    BOARD_DIR="$answer"
+    tar -C "$BUNDLE" -cf - . | at_board "$(quoted tar -C "$BOARD_DIR" -xf -)"
 }
 
 # sudo asks for its password on a terminal, so one is asked for where there is one here.
 start_on_board() {
-    local command options
-    options="$(quoted "${ON_DEVICE[@]}")"
-    command="sudo $BOARD_DIR/on_device.sh${options:+ $options}"
+    local command
+    command="$(quoted sudo "$BOARD_DIR/on_device.sh" "${ON_DEVICE[@]}")"
     if [[ $EUID -eq 0 ]] && $LOCAL; then command="${command#sudo }"; fi
     say "+ $command"
     if [[ -t 0 ]] && ! $LOCAL; then SSH_OPTIONS+=(-t); fi
@@ -169,33 +145,32 @@ fail_on_board() {
 }
 
 clean_up() {
-    if [[ -n "${BOARD_DIR:-}" ]]; then at_board "rm -rf $BOARD_DIR" || true; fi
+    if [[ -n "${BOARD_DIR:-}" ]]; then at_board "$(quoted rm -rf "$BOARD_DIR")" || true; fi
     if ! $LOCAL; then ssh "${SSH_OPTIONS[@]}" -O exit "$BOARD_HOST" 2>/dev/null || true; fi
-    rm -rf "$WORK"
+    rm -rf "$WORK" "$SOCKETS"
 }
 
 dry_run() {
     local -a reach=(ssh "${SSH_OPTIONS[@]}" "$BOARD_HOST") config=()
-    local options
     WORK=/tmp/WORK BUNDLE=/tmp/WORK/bundle BOARD_DIR=/tmp/BOARD_DIR
     if $LOCAL; then reach=(bash -c); fi
     if [[ -d "$CONFIG_DIR" ]]; then config=(--config "$(realpath "$CONFIG_DIR")"); fi
-    options="$(quoted "${ON_DEVICE[@]}")"
     say "Here ($WORK and $BOARD_DIR stand for what mktemp will make):"
     pack
-    run "${reach[@]}" "mktemp -d"
-    printf '%s | %s\n' "$(quoted tar -C "$BUNDLE" -cf - .)" "$(quoted "${reach[@]}" "tar -C $BOARD_DIR -xf -")"
-    run "${reach[@]}" "sudo $BOARD_DIR/on_device.sh${options:+ $options}"
+    run "${reach[@]}" "$MAKE_FOLDER"
+    printf '%s | %s\n' "$(quoted tar -C "$BUNDLE" -cf - .)" "$(quoted "${reach[@]}" "$(quoted tar -C "$BOARD_DIR" -xf -)")"
+    run "${reach[@]}" "$(quoted sudo "$BOARD_DIR/on_device.sh" "${ON_DEVICE[@]}")"
     say "That runs on the board:"
     "$HERE/jetson/on_device.sh" --dry-run --jetpack "$JETPACK" "${config[@]}" "${ON_DEVICE[@]}"
     say "And here at the end:"
-    run "${reach[@]}" "rm -rf $BOARD_DIR"
+    run "${reach[@]}" "$(quoted rm -rf "$BOARD_DIR")"
     end_dry_run
 }
 
 main() {
     parse_options "$@"
-    check_input
+    if [[ -n "$CONFIG_DIR" ]]; then check_config; fi
+    stop_on_problems
     if $DRY_RUN; then
         dry_run
         return
@@ -203,9 +178,10 @@ main() {
     start_log "$STATE_DIR" provision
     WORK="$(mktemp -d)"
     BUNDLE="$WORK/bundle"
+    SOCKETS="$(mktemp -d /tmp/paceline.XXXXXXXX)" # ssh wants a short path without spaces
     trap clean_up EXIT
     # One connection for all, so that a password is asked for once.
-    SSH_OPTIONS+=(-o ControlMaster=auto -o "ControlPath=$WORK/ssh" -o ControlPersist=60)
+    SSH_OPTIONS+=(-o ControlMaster=auto -o "ControlPath=$SOCKETS/ssh" -o ControlPersist=60)
     pack
     send
     start_on_board || fail_on_board $?

@@ -46,11 +46,13 @@ def connections(topology: Topology) -> list[Connection]:
 
 def who_talks_to_whom(topology: Topology) -> Table:
     """The connections as a table for the terminal; as wide as it needs to be, so that no address is cut."""
+    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{topology.name}: who talks to whom", title_justify="left", box=None, pad_edge=False)
     table.padding = (0, 1, 0, 0)
-    table.caption = "\n".join(_captions(topology)) or None
+    table.caption = escape("\n".join(_captions(topology))) or None
     table.caption_justify = "left"
     rows = [
         (
@@ -68,7 +70,7 @@ def who_talks_to_whom(topology: Topology) -> Table:
         lines = [heading, *(line for row in rows for line in row[index].splitlines())]
         table.add_column(heading, no_wrap=True, width=max(map(len, lines)))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # [fe80::1] is an address, no markup
     table.width = sum((column.width or 0) + 1 for column in table.columns) - 1
     return table
 

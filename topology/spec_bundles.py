@@ -47,7 +47,9 @@ def bundles(
             yield from _of_drafter(index, drafter, Path(drafter.model))
     for index, target in targets.items():
         folder = Path(target.model)
-        if (target.host is None or target.host in hosts) and target.engine == "torch" and manifests.is_bundle(folder):
+        if target.engine != "torch" or not (target.host is None or target.host in hosts):
+            continue
+        if folder.is_file() or manifests.is_bundle(folder):
             asked = {"role": "target", "runtime": "torch", "max_context": target.max_context}
             yield from _misfits(("targets", index), folder, asked)
 
@@ -55,12 +57,11 @@ def bundles(
 def _of_drafter(index: int, drafter: DrafterSpec, folder: Path) -> Iterator[Finding]:
     if drafter.runtime == "emulated" or (folder.is_absolute() and not folder.exists()):
         return
-    if drafter.runtime == "torch" and not manifests.is_bundle(folder):
+    if drafter.runtime == "torch" and not (manifests.is_bundle(folder) or folder.is_file()):
         return
     resolved = _with_manifest(drafter)
-    if "runtime" not in drafter.model_fields_set:  # one that is written is looked at without its bundle, too
-        yield from providers({index: resolved})
-        yield from graphics({index: resolved})
+    yield from providers({index: resolved})
+    yield from graphics({index: resolved})
     asked = {
         "role": "drafter",
         "runtime": resolved.runtime,

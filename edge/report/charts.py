@@ -54,6 +54,7 @@ def pictures(chart: Chart, analyses: Sequence[Analysis]) -> Iterator[str]:
 
     settings: Any = {
         "svg.fonttype": "none",
+        "text.parse_math": False,  # names come from recordings
         "svg.hashsalt": chart.title + chart.y_label,
         "font.family": "sans-serif",
         "font.size": 9,
@@ -73,7 +74,7 @@ def pictures(chart: Chart, analyses: Sequence[Analysis]) -> Iterator[str]:
         top = max((axes.get_ylim()[1] for axes in shown), default=1.0)
         for analysis, (_, axes, has) in zip(analyses, drawn, strict=True):
             if has and chart.x_label == "seconds":
-                axes.set_xlim(0.0, analysis.seconds)  # the same for every curve over a run's time
+                axes.set_xlim(0.0, analysis.seconds or 1.0)  # the same for every curve over a run's time
         for figure, axes, has in drawn:
             yield _svg(figure, axes, chart, (bottom, top)) if has else ""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.core.errors import UserError
 from paceline.core.extras import install
+from paceline.core.files import write_whole
 from paceline.edge.report import table
 from paceline.edge.report.analysis import Analysis
 from paceline.edge.report.charts import charts, pictures
@@ -35,7 +36,7 @@ def write_page(analyses: Sequence[Analysis], summaries: Sequence[dict[str, Any]]
         made_by=table.made_by,
     )
     try:
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)
     except OSError as error:
         raise UserError(f"{file}: cannot be written: {error.strerror}") from None
 

@@ -27,12 +27,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.core.errors import UserError
+from paceline.edge.report import blocks as content
 
 FORMAT = 1
 SUFFIX = ".rec"
 HEADER = struct.Struct("<4sI")
+LONGEST, LONGEST_STATUS = 256 << 20, 4 << 20  # bytes of a file that is read
 
 DRAFT, READ, AHEAD = 1, 2, 3  # kinds of steps; ahead: for rounds that may come
 
@@ -81,6 +84,7 @@ class Recording:
     lost: int = 0
     cut: bool = False  # older parts of the run are gone
     statuses: dict[str, dict[str, Any]] = field(default_factory=dict)  # what other nodes left beside it, by name
+    damaged: int = 0  # blocks and records that could not be read, and are left out
 
     def wall(self, seconds: float) -> float:
         """Seconds since 1970 of a time of the recording."""
@@ -108,32 +112,49 @@ def find_recordings(run: Path) -> list[Path]:
 
 
 def read_recording(path: Path) -> Recording:
-    """The newest start in the file, with the part that was rotated away. UserError when it is no recording."""
+    """The newest start in the file, with the part that was rotated away. UserError when it is no recording.
+
+    What is damaged in it is left out, and counted.
+    """
     blocks = list(_blocks(path))
     info = _info(path, blocks)
+    cut, damaged = bool(info["part"]), 0
     older = path.with_name(path.name + ".1")
-    cut = bool(info.get("part", 0))
     if older.is_file():
         before = list(_blocks(older))
-        theirs = _info(older, before) if before else {}
-        if theirs.get("started") == info["started"] and theirs.get("pid") == info["pid"]:
-            cut = bool(theirs.get("part", 0))
-            blocks = before + blocks
+        try:
+            theirs = _info(older, before)
+        except UserError:  # the run can be shown without it
+            damaged += 1
+        else:
+            if (theirs["started"], theirs["pid"]) == (info["started"], info["pid"]):
+                cut, blocks = bool(theirs["part"]), before + blocks
+    steps, rounds = _array(blocks, b"STEP", STEP_TYPE), _array(blocks, b"ROUN", ROUND_TYPE)
+    good_steps, good_rounds = _sorted(steps, "start"), _sorted(rounds, "received")
+    peers = [content.read(content.PEER, data) for kind, data in blocks if kind == b"PEER"]
+    samples = [content.read_sample(data) for kind, data in blocks if kind == b"SENS"]
+    losses = [content.read(content.LOST, data) for kind, data in blocks if kind == b"LOST"]
+    damaged += len(steps) - len(good_steps) + len(rounds) - len(good_rounds)
     return Recording(
         name=info["drafter"],
         info=info,
-        targets=max((json.loads(data) for kind, data in blocks if kind == b"PEER"), key=len, default=[]),
-        steps=_array(blocks, b"STEP", STEP_TYPE, "start"),
-        rounds=_array(blocks, b"ROUN", ROUND_TYPE, "received"),
-        samples=[json.loads(data) for kind, data in blocks if kind == b"SENS"],
-        lost=sum(json.loads(data) for kind, data in blocks if kind == b"LOST"),
+        targets=max((peer for peer in peers if peer is not None), key=len, default=[]),
+        steps=good_steps,
+        rounds=good_rounds,
+        samples=[sample for sample in samples if sample is not None],
+        lost=sum(loss for loss in losses if loss is not None),
         cut=cut,
         statuses=dict(_statuses(path.parent, info["drafter"])),
+        damaged=damaged + sum(one is None for one in (*peers, *samples, *losses)),
     )
 
 
 def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
     try:
+        if not path.is_file():  # a pipe of that name would be waited for
+            raise UserError(f"{path}: is no regular file, so no recording")
+        if path.stat().st_size > LONGEST:
+            raise UserError(f"{path}: is larger than any recording")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
@@ -148,28 +169,37 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _info(path: Path, blocks: Sequence[tuple[bytes, bytes]]) -> dict[str, Any]:
+    raw = content.read(TypeAdapter(dict[str, Any]), blocks[0][1]) if blocks and blocks[0][0] == b"INFO" else None
+    if raw is None:
+        raise UserError(f"{path}: is not a recording of a drafter")
+    if type(number := raw.get("format")) is int and number > FORMAT:
+        raise UserError(f"{path}: format {number} is not known to this version of paceline; update it")
     try:
-        kind, payload = blocks[0]
-        info: dict[str, Any] = json.loads(payload) if kind == b"INFO" else {}
-        if info["format"] != FORMAT:
-            raise UserError(f"{path}: format {info['format']} is not known to this version of paceline; update it")
-    except (IndexError, KeyError, ValueError):
-        raise UserError(f"{path}: is not a recording of a drafter") from None
-    return info
+        return content.INFO.validate_python(raw).model_dump()
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UserError(f"{path}: its first block is damaged, at {place}: nothing of it can be shown") from None
 
 
-def _array(blocks: Sequence[tuple[bytes, bytes]], wanted: bytes, kind: np.dtype[Any], order: str) -> NDArray[Any]:
+def _array(blocks: Sequence[tuple[bytes, bytes]], wanted: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     whole = b"".join(data[: len(data) - len(data) % kind.itemsize] for name, data in blocks if name == wanted)
-    found = np.frombuffer(whole, kind)
-    return found[np.argsort(found[order], kind="stable")]
+    return np.frombuffer(whole, kind)
+
+
+def _sorted(found: NDArray[Any], order: str) -> NDArray[Any]:
+    """Those whose times are times, by time."""
+    good = found[content.sound(found)]
+    return good[np.argsort(good[order], kind="stable")]
 
 
 def _statuses(folder: Path, own: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The status files of the nodes that ran on this machine."""
     for path in sorted(folder.glob("*.json")):
         try:
-            status = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            if not path.is_file() or path.stat().st_size > LONGEST_STATUS:
+                continue
+            status = content.read(content.STATUS, path.read_bytes())
+        except OSError:
             continue
-        if isinstance(status, dict) and path.stem != own and status.get("role") == "target":
-            yield path.stem, status
+        if status is not None and path.stem != own:
+            yield path.stem, status.model_dump()

@@ -23,11 +23,11 @@ def summary(analysis: Analysis) -> dict[str, Any]:
     start, end = analysis.span
     known = int(np.sum(analysis.rounds["proposed"][analysis.accepted >= 0]))
     return {
+        **recording.info["drafter_spec"],
         "format": FORMAT,
         "run": analysis.title,
         "drafter": recording.name,
         "emulated": recording.info["drafter_spec"]["runtime"] == "emulated",
-        **recording.info["drafter_spec"],
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.wall(start))),
         "seconds": end - start,
         "targets": recording.targets,
@@ -67,6 +67,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "environment": recording.info["environment"],
         "prediction": _prediction(predict(analysis)),
         "lost": recording.lost,
+        "damaged": recording.damaged,
         "cut": recording.cut,
         "limits": sentences(analysis),
     }

@@ -45,7 +45,7 @@ def _table(reports: Sequence[Summary], rows: Iterator[Row], header: bool = False
     for report in reports:
         table.add_column(Text(report["run"]), justify="right", overflow="fold")
     for name, cells in rows:
-        table.add_row(name, *cells)
+        table.add_row(Text(name), *map(Text, cells))  # as they are: a recording's words are no markup
     return table
 
 

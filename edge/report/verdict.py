@@ -18,7 +18,7 @@ SHORT = 60.0  # seconds; sensors are asked twice in one
 def sentences(analysis: Analysis) -> list[str]:
     """The limit first, then what else stands out."""
     if not len(analysis.rounds):
-        return ["Nothing was drafted while this was recorded."]
+        return ["Nothing was drafted while this was recorded.", *_damage(analysis)]
     return [_limit(analysis), *_remarks(analysis)]
 
 
@@ -76,7 +76,13 @@ def _remarks(analysis: Analysis) -> Iterator[str]:
         yield f"Only {agreement:.0%} of the proposals that targets looked at were right: a better drafter pays."
     if analysis.recording.lost:
         yield f"{analysis.recording.lost} records were overwritten before they could be written."
+    yield from _damage(analysis)
     if analysis.recording.cut:
         yield "The run was longer than what is kept: these are its last minutes."
     elif analysis.seconds < SHORT:
         yield f"The run lasted {analysis.seconds:.3g} s: below a minute, power, energy and percentiles are rough."
+
+
+def _damage(analysis: Analysis) -> Iterator[str]:
+    if damaged := analysis.recording.damaged:
+        yield f"Damaged parts of the recording were left out: {damaged} blocks or records."

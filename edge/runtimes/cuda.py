@@ -31,8 +31,8 @@ class Cuda:
         try:
             from cuda.bindings import runtime as cuda
         except ImportError as error:
-            extra = "jetson" if platform.machine() == "aarch64" else "gpu"
-            raise UserError(f"CUDA cannot be used without cuda-bindings, {error}: {install(extra)}") from None
+            how = install("jetson") if platform.machine() == "aarch64" else install("gpu")
+            raise UserError(f"CUDA cannot be used without cuda-bindings, {error}: {how}") from None
         self._cuda: Any = cuda
         status, count = cuda.cudaGetDeviceCount()
         if status != cuda.cudaError_t.cudaSuccess:

@@ -78,8 +78,9 @@ def bench(
     count = requests or 4 * in_flight
     job = core.Job(prompts, count, min(in_flight, count), max_tokens, temperature)
     core.check_room(topology, job)
-    chosen = core.modes(topology, [name.strip() for name in modes.split(",")] if modes else core.MODES)
-    if modes and "star" in modes and "star" not in [mode.name for mode in chosen]:
+    asked = core.MODES if modes is None else [name.strip() for name in modes.split(",")]
+    chosen = core.modes(topology, asked)
+    if modes is not None and "star" in asked and "star" not in [mode.name for mode in chosen]:
         typer.echo("star: with one target it is the same as standard, so it is not measured.", err=True)
     turns = _measure(chosen, job, repeats, virtual, seconds or 0.0, quiet=as_json)
     texts = compared(chosen, job, turns)

@@ -9,6 +9,7 @@ import typer
 
 from paceline.commands.options import Json, TopologyFile
 from paceline.core.errors import UserError
+from paceline.core.printable import printable
 
 
 def check(topology_file: TopologyFile, as_json: Json = False) -> None:
@@ -37,5 +38,5 @@ def check(topology_file: TopologyFile, as_json: Json = False) -> None:
     console = Console(highlight=False)
     console.print(who_talks_to_whom(topology), crop=False)
     for line in absent:
-        console.print(f"not here yet: {line}", markup=False, soft_wrap=True)
-    console.print(f"{topology_file} is valid.", markup=False, soft_wrap=True)
+        console.print(printable(f"not here yet: {line}"), markup=False, soft_wrap=True)
+    console.print(printable(f"{topology_file} is valid."), markup=False, soft_wrap=True)

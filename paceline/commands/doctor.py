@@ -11,6 +11,7 @@ import typer
 
 from paceline.commands.options import Json, OptionalTopologyFile
 from paceline.commands.probes import Probe
+from paceline.core.printable import printable
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -32,7 +33,8 @@ def doctor(topology_file: OptionalTopologyFile = None, as_json: Json = False) ->
 
 def _print(probe: Probe) -> None:
     status = typer.style(f"{probe.status:<4}", fg=_STYLES[probe.status])
-    typer.echo(f"{status}  {probe.name:<18} {probe.detail}" + (f" → {probe.advice}" if probe.advice else ""))
+    line = f"{probe.name:<18} {probe.detail}" + (f" → {probe.advice}" if probe.advice else "")
+    typer.echo(f"{status}  {printable(line)}")
 
 
 def _with_spinner(probes: Iterator[Probe]) -> Iterator[Probe]:

@@ -7,9 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from paceline.core.printable import printable
 from paceline.export.bundle import Report
 from paceline.export.watch import Watch
 
@@ -49,11 +52,10 @@ def show(report: Report) -> None:
     """The table, and what to do next."""
     manifest = report.manifest
     kind = " ".join(filter(None, [manifest.runtime, manifest.profile, manifest.weight_dtype, manifest.quantization]))
-    table = Table(
-        title=f"{manifest.model.name}: {manifest.role} bundle, {kind}", show_header=False, title_justify="left"
-    )
+    title = escape(printable(f"{manifest.model.name}: {manifest.role} bundle, {kind}"))
+    table = Table(title=title, show_header=False, title_justify="left")
     for name, size in sorted(report.sizes.items(), key=lambda item: -item[1])[:4]:
-        table.add_row(name, decimal(size))
+        table.add_row(Text(name), decimal(size))
     table.add_row("all files", decimal(sum(report.sizes.values())))
     table.add_section()
     for step, seconds in report.seconds.items():
@@ -67,10 +69,13 @@ def show(report: Report) -> None:
         table.add_row("compared", "nothing: each weight was converted, rounded once at the most")
     table.add_section()
     table.add_row("sessions", f"{manifest.max_sessions} of up to {manifest.max_context} tokens")
-    table.add_row("licence", ", ".join(manifest.licences) or "none beside the model")
+    table.add_row("licence", Text(printable(", ".join(manifest.licences) or "none beside the model")))
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"{report.out} is done.{_next(report)}", markup=False, soft_wrap=True)
+    console.print(printable(f"{report.out} is done.{_next(report)}"), markup=False, soft_wrap=True)
+    if report.engines_gone:
+        gone = ", ".join(report.engines_gone)
+        console.print(f"Engines of the bundle before it are gone with its graph: {gone}", markup=False, soft_wrap=True)
 
 
 def _differences(parity: dict[str, Any]) -> list[tuple[str, str]]:

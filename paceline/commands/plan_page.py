@@ -64,8 +64,8 @@ def picture(curve: Curve, salt: str) -> str:
             style: dict[str, Any] = {"color": LINES[index], "linestyle": DASHES[index], "linewidth": 2, "marker": "."}
             axes.plot(curve.xs, line.ys, label=line.name, **style)
         axes.axvline(curve.here, color=INK, linewidth=0.8, linestyle="dotted", label="this plan")
-        for (words, at), style in zip(curve.marks, ("dashdot", "dashed"), strict=False):
-            axes.axvline(at, color=INK, linewidth=0.8, linestyle=style, label=f"{words} {at:g}")
+        for (words, at), dashes in zip(curve.marks, DASHES[1:], strict=False):
+            axes.axvline(at, color=INK, linewidth=0.8, linestyle=dashes, label=f"{words} {at:g}")
         if curve.xs[0] >= 1 and curve.xs[-1] >= 32:
             axes.set_xscale("log", base=2)
             axes.set_xticks(curve.xs, [f"{x:g}" for x in curve.xs])

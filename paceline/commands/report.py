@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.commands.options import Json
+from paceline.core.printable import printable
 
 if TYPE_CHECKING:
     from paceline.edge.report.analysis import Analysis
@@ -39,7 +40,7 @@ def report(
 
     Console(highlight=False).print(tables(summaries))
     if html is not None:
-        typer.echo(f"curves: {html}")
+        typer.echo(f"curves: {printable(str(html))}")
 
 
 def _analyses(runs: list[Path]) -> list[Analysis]:
@@ -52,5 +53,6 @@ def _analyses(runs: list[Path]) -> list[Analysis]:
         paths = find_recordings(run)
         for path in paths:
             folder = path.resolve().parent.name
-            found.append(Analysis(read_recording(path), folder if len(paths) == 1 else f"{folder}/{path.stem}"))
+            title = printable(folder if len(paths) == 1 else f"{folder}/{path.stem}")
+            found.append(Analysis(read_recording(path), title))
     return found

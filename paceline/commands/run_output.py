@@ -10,6 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.printable import printable
+
 LEGEND = (
     "tokens a round: accepted draft tokens and the target's own one, where there was a draft; without draft: rounds "
     "that went without one; verify: one pass of the target; busy: share of the drafter's time that it drafted."
@@ -40,7 +42,8 @@ def show(report: dict[str, Any]) -> None:
 
 def folded(text: str) -> str:
     """The text, with a note of their number in place of empty lines that would fill the screen."""
-    return _EMPTY_LINES.sub(lambda run: f"\n… {run[0].count(chr(10)) - 1} empty lines …\n", text)
+    shown = printable(text.replace("\r\n", "\n"), lines=True)
+    return _EMPTY_LINES.sub(lambda run: f"\n… {run[0].count(chr(10)) - 1} empty lines …\n", shown)
 
 
 def _targets(report: dict[str, Any]) -> Table:

@@ -10,6 +10,8 @@ import typer
 
 from paceline.commands.options import finite
 from paceline.core.errors import UserError
+from paceline.core.files import write_whole
+from paceline.core.printable import printable
 
 
 def trace(
@@ -34,7 +36,7 @@ def trace(
         made = make_trace(read_recording(path), last)
         file = out or path.with_name(f"{path.stem}.trace.json")
         try:
-            file.write_text(json.dumps(made, separators=(",", ":")), encoding="utf-8")
+            write_whole(file, json.dumps(made, separators=(",", ":")))
         except OSError as error:
             raise UserError(f"{file}: cannot be written: {error.strerror}") from None
-        typer.echo(f"{file}: {len(made['traceEvents'])} events; open it at https://ui.perfetto.dev")
+        typer.echo(f"{printable(str(file))}: {len(made['traceEvents'])} events; open it at https://ui.perfetto.dev")

@@ -4,7 +4,7 @@
 
 DRY_RUN=false
 LOG=/dev/null
-SECRET="" # a word that is never shown
+HIDE_AFTER="" # an option whose value is never shown
 PROBLEMS=()
 WOULD_REFUSE=false # in a dry run
 
@@ -48,21 +48,29 @@ end_dry_run() {
     fi
 }
 
-# needs_value OPTION COUNT: an option that takes a value must not be the last word.
+# needs_value OPTION [VALUE…]: refuses an option that is the last word, or takes another option for its value.
 needs_value() {
-    if [[ $2 -lt 2 ]]; then wrong "$1 needs a value; see --help."; fi
+    if [[ $# -lt 2 || "$2" == -* ]]; then wrong "$1 needs a value; see --help."; fi
+    if [[ "$2" == *[[:cntrl:]]* ]]; then wrong "The value of $1 must not have line ends or other control characters in it."; fi
 }
 
-# The command as one would type it, with the secret hidden.
+# needs_number OPTION VALUE LEAST MOST: a whole number, without leading zeros, which bash would read as octal.
+needs_number() {
+    if [[ ! "$2" =~ ^(0|[1-9][0-9]{0,8})$ ]] || [[ "$2" -lt "$3" || "$2" -gt "$4" ]]; then
+        wrong "$1 is a whole number from $3 to $4; it is '$2'."
+    fi
+}
+
+# The command as one would type it, with the value of $HIDE_AFTER hidden: its first occurrence, whatever the value is.
 quoted() {
-    local word line=""
+    local word line="" hide="$HIDE_AFTER" before=""
     for word in "$@"; do
-        if [[ -n "$SECRET" && "$word" == "$SECRET" ]]; then
-            word="********"
+        if [[ -n "$hide" && "$before" == "$hide" ]]; then
+            word="********" hide=""
         elif [[ ! "$word" =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]]; then
             word="${word@Q}"
         fi
-        line+="${line:+ }$word"
+        line+="${line:+ }$word" before="$word"
     done
     printf '%s' "$line"
 }
@@ -92,7 +100,7 @@ start_log() {
     if $DRY_RUN; then return; fi
     mkdir -p "$1" || fail "Cannot make $1 for the log; name another folder with --state-dir."
     LOG="$1/$2-$(date +%Y%m%d-%H%M%S).log"
-    : >"$LOG"
+    (umask 077 && : >"$LOG")
 }
 
 # confirm WORD QUESTION: goes on only when WORD is typed (or with --yes).

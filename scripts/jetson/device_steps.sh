@@ -132,15 +132,15 @@ step_swap() {
         change mkswap "$path.new"
         change mv "$path.new" "$path"
     fi
-    if ! have grep -q "^$SWAP_FILE " "$ROOT/etc/fstab"; then
-        change bash -c "echo '$SWAP_FILE none swap sw 0 0' >>$ROOT/etc/fstab"
+    if ! have grep -q "^${SWAP_FILE}[[:space:]]" "$ROOT/etc/fstab"; then
+        change bash -c "echo '$SWAP_FILE none swap sw 0 0' >>$(quoted "$ROOT/etc/fstab")"
     fi
     if ! have swap_is_on; then change swapon "$path"; fi
 }
 
 has_size() { [[ -f "$1" && "$(stat -c %s "$1")" -eq "$2" ]]; }
 
-swap_is_on() { swapon --show=NAME --noheadings | grep -qx "$ROOT$SWAP_FILE"; }
+swap_is_on() { swapon --show=NAME --noheadings | grep -qxF "$ROOT$SWAP_FILE"; }
 
 # The GPU's device files belong to the groups video and render.
 step_user() {
@@ -178,12 +178,16 @@ venv_identity() {
     if ! $DRY_RUN; then cat "$@" | sha256sum | cut -d' ' -f1; fi
 }
 
-# The folder given with --config: star.yaml, and what it names. Nothing is ever deleted on the board.
+# The folder given with --config: star.yaml, and what it names. Nothing is ever deleted on the board. The service owns its keys
+# but no folder: it could put links there, and what root writes would go where they lead.
 step_config() {
     local file name
     folder "$ROOT$ETC" root:paceline 750
-    folder "$ROOT$ETC/secrets" paceline:paceline 700
-    while read -r file <&3; do
+    folder "$ROOT$ETC/secrets" root:paceline 750
+    if ! $DRY_RUN && [[ -n "$(find "$ROOT$ETC/secrets" -type l)" ]]; then
+        wrong "There are symbolic links in $ETC/secrets on the board, and root does not follow those: remove them, or put files in their place."
+    fi
+    while IFS= read -r -d '' file <&3; do
         name="${file#"$CONFIG_FROM/"}"
         if $DRY_RUN; then file="$PAYLOAD/config/$name"; fi
         if [[ "$name" == secrets/* ]]; then
@@ -192,7 +196,7 @@ step_config() {
             if [[ "$name" == */* ]]; then folder "$ROOT$ETC/${name%/*}" root:paceline 750; fi
             put "$file" "$ROOT$ETC/$name" root:paceline 640
         fi
-    done 3< <(find -L "$CONFIG_FROM" -type f 2>/dev/null | sort)
+    done 3< <(find -L "$CONFIG_FROM" -type f -print0 2>/dev/null | sort -z)
 }
 
 # keeps_engines SENT THERE: whether the board's manifest is the one sent, with engines that were built there.
@@ -208,15 +212,16 @@ END
 }
 
 # An engine runs only on the GPU, TensorRT and JetPack that it was built with, so it is built here: minutes for each bundle.
+# Only in folders that are root's own: not in secrets/, nor where a link leads.
 step_engine() {
-    local manifest there="$ROOT$ETC"
-    if $DRY_RUN; then there="$CONFIG_FROM"; fi
-    while read -r manifest <&3; do
+    local manifest there="$ROOT$ETC" links=-P
+    if $DRY_RUN; then there="$CONFIG_FROM" links=-L; fi
+    while IFS= read -r -d '' manifest <&3; do
         if ! has_engine "$manifest"; then
             manifest="$ROOT$ETC${manifest#"$there"}"
             change "$VENV/bin/paceline" engine "${manifest%/manifest.json}"
         fi
-    done 3< <(find -L "$there" -name manifest.json 2>/dev/null | sort)
+    done 3< <(find "$links" "$there" -path "$there/secrets" -prune -o -type f -name manifest.json -print0 2>/dev/null | sort -z)
 }
 
 # has_engine MANIFEST: whether its bundle has one, or needs none.

@@ -140,6 +140,48 @@ def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
     assert "Input should be a valid dictionary" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"role": "drafter", "role": "target"}', "the key role is there twice"),
+        (b'{"layers": NaN}', "NaN is no number"),
+        (b'{"schema_version": true}', "schema_version must be a whole number"),
+        (b'{"schema_version": 1.0}', "schema_version must be a whole number"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b" " * ((1 << 20) + 1), "is larger than any manifest, 1 MiB"),
+        (b'{"a": "\xff"}', "is no JSON"),
+    ],
+)
+def test_a_manifest_that_could_be_read_in_two_ways_is_refused(bundle: Path, content: bytes, words: str) -> None:
+    """Or not at all."""
+    (bundle / "manifest.json").write_bytes(content)
+    assert words in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 5000, "a" * 256, "a/" * 9 + "b", "a\0b", "\ud800x", ".", "a/../b", "./a", "a//b"]
+)
+def test_a_name_that_no_file_of_a_bundle_has_is_refused(bundle: Path, name: str) -> None:
+    """In one sentence of a length that can be read, without control characters."""
+    edit(bundle, files={name: "0" * 64})
+    words = refusal(bundle)
+    assert words.startswith(f"{bundle / 'manifest.json'}: files.") and len(words) < 400 and words.isprintable()
+
+
+def test_a_file_in_a_bundle_is_not_the_bundle(bundle: Path) -> None:
+    """The folder is named."""
+    assert (
+        refusal(bundle / "model.onnx") == f"{bundle / 'model.onnx'} is a file: name the folder that it is in, {bundle}"
+    )
+
+
+def test_a_bundle_that_a_killed_export_set_aside_is_named(bundle: Path) -> None:
+    """With the command that brings it back."""
+    old = bundle.with_name(f".{bundle.name}.999999999.old")
+    bundle.rename(old)
+    assert refusal(bundle).endswith(f"mv {old} {bundle}")
+
+
 def test_a_failed_write_leaves_the_old_manifest(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is put in place in one step."""
     before = (bundle / "manifest.json").read_bytes()

@@ -132,6 +132,27 @@ refused() {
     refused "What is 'extra'?"
 }
 
+@test "another option for a value, line ends in a value, and numbers that are none" {
+    local option value
+    for option in --l4t --board --storage --config --jetpack --user --hostname --password-file --from --space --boot-timeout --state-dir; do
+        run "$ROOT/scripts/flash_jetson.sh" "$option" --dry-run
+        refused "$option needs a value"
+        run "$ROOT/scripts/flash_jetson.sh" --dry-run "$option" $'a\nuser done'
+        refused "The value of $option must not have line ends"
+    done
+    for value in 08 9999999999999999 1.5 1G " 1" ""; do
+        flash --space "$value"
+        refused "--space is a whole number from 0 to 100000; it is '$value'."
+        flash --boot-timeout "$value"
+        refused "--boot-timeout is a whole number from 0 to 86400; it is '$value'."
+    done
+    L4T+=$'\nflash done'
+    tree 36 4 3
+    cd "$L4T"
+    run "$ROOT/scripts/flash_jetson.sh" --l4t . --board orin-nano
+    refused "The value of --l4t must not have line ends"
+}
+
 @test "--help says how, and ends well" {
     run "$ROOT/scripts/flash_jetson.sh" --help
     ended 0

@@ -35,6 +35,9 @@ tree() {
             "$script" "$script" >"$L4T/$script"
         chmod +x "$L4T/$script"
     done
+    echo 'echo "# R36 (release)" >rootfs/etc/nv_tegra_release' >>"$L4T/apply_binaries.sh"
+    # shellcheck disable=SC2016 # expanded in the script
+    echo 'echo "$2:x:1000:1000" >>rootfs/etc/passwd' >>"$L4T/tools/l4t_create_default_user.sh"
     touch "$L4T"/{jetson-orin-nano-devkit,jetson-orin-nano-devkit-super,jetson-agx-orin-devkit,jetson-agx-thor-devkit}.conf
     touch "$L4T/tools/kernel_flash/flash_l4t_t234_nvme.xml" "$L4T/bootloader/generic/cfg/flash_t234_qspi.xml"
 }

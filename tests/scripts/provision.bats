@@ -45,7 +45,7 @@ mkdir /tmp/WORK/source
 cp -rp $(printf "$ROOT/%s " pyproject.toml README.md LICENSE paceline export edge cloud topology core)/tmp/WORK/source
 find /tmp/WORK/source -name __pycache__ -prune -exec rm -r '{}' +
 env SOURCE_DATE_EPOCH=1577836800 python3 -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir /tmp/WORK/bundle/payload /tmp/WORK/source
-ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'mktemp -d'
+ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'mktemp -d /tmp/paceline.XXXXXXXX'
 tar -C /tmp/WORK/bundle -cf - . | ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'tar -C /tmp/BOARD_DIR -xf -'
 ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'sudo /tmp/BOARD_DIR/on_device.sh --power-mode 25W'
 timedatectl set-ntp true
@@ -70,7 +70,7 @@ python3 -m venv --system-site-packages /opt/paceline
 /opt/paceline/bin/pip install --quiet -c ./payload/constraints.txt './payload/paceline.whl[jetson]' 'cuda-bindings>=12.6,<13'
 /opt/paceline/bin/pip install --quiet --no-deps --force-reinstall ./payload/paceline.whl
 install -d -o root -g paceline -m 750 $PACELINE_HOST_ROOT/etc/paceline
-install -d -o paceline -g paceline -m 700 $PACELINE_HOST_ROOT/etc/paceline/secrets
+install -d -o root -g paceline -m 750 $PACELINE_HOST_ROOT/etc/paceline/secrets
 install -D -o root -g root -m 644 ./payload/paceline.service $PACELINE_HOST_ROOT/etc/systemd/system/paceline.service
 systemctl daemon-reload
 runuser -u paceline -- /opt/paceline/bin/paceline check /etc/paceline/star.yaml
@@ -97,6 +97,7 @@ ssh -o ConnectTimeout=10 nvidia@192.168.55.1 'rm -rf /tmp/BOARD_DIR'" "$output"
 
 # topology_checker CODE: a fake `paceline` that says what check would, and ends with CODE.
 topology_checker() {
+    # shellcheck disable=SC2016 # expanded in the script
     printf '#!/bin/bash\necho "${@: -1}:1:1: is wrong"\nexit %s\n' "$1" >"$BATS_TEST_TMPDIR/bin/paceline"
     chmod +x "$BATS_TEST_TMPDIR/bin/paceline"
 }
@@ -140,11 +141,16 @@ topology_checker() {
     says "There is no option --swp"
     mkdir -p "$BATS_TEST_TMPDIR/config/secrets"
     touch "$BATS_TEST_TMPDIR/config/secrets/ca.key"
-    provision nvidia@board --config "$BATS_TEST_TMPDIR/config" --wheel none.whl
+    provision nvidia@board --config "$BATS_TEST_TMPDIR/config"
     ended 2
     says "There is no star.yaml in"
-    says "ca.key must not leave this machine"
-    says "There is no none.whl."
+    says "ca.key is the key of the certificate authority and must not leave this machine"
+    provision nvidia@board --wheel none.whl --dry-run
+    ended 2
+    says "There is no file none.whl"
+    provision nvidia@board other@board
+    ended 2
+    says "What is 'other@board'?"
 }
 
 @test "keys of other machines are warned of" {

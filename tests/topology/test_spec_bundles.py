@@ -130,6 +130,8 @@ def test_a_bundle_for_tensorrt_needs_a_gpu_without_its_runtime_written(tmp_path:
     text = with_drafter("").replace("org/small", "./engine")
     (line,) = problems(text, tmp_path)
     assert line.endswith(": drafters[0].runtime: tensorrt runs on a GPU: write device: cuda:0 beside it")
+    (finding,) = bundles({0: at_a_node(text, tmp_path)}, {})
+    assert finding.message == "tensorrt runs on a GPU: write device: cuda:0 beside it"
 
 
 def test_a_targets_bundle_is_a_targets(tmp_path: Path) -> None:
@@ -172,3 +174,18 @@ def test_draft_ahead_needs_a_drafter_that_can(tmp_path: Path) -> None:
     assert read(both).target("t").draft_ahead == 5
     (line,) = problems(both.replace("org/small", "./gqa"), tmp_path)
     assert line.endswith(f"targets[0].draft_ahead: none of n, d can {why.removeprefix('cannot ')}")
+
+
+def test_what_a_topology_says_of_runtimes_is_what_they_can() -> None:
+    """`forks` of each, and of a strategy without a runtime."""
+    from paceline.edge.runtimes.base import PackedRuntime
+    from paceline.edge.runtimes.onnx_concat import ConcatRuntime
+    from paceline.edge.runtimes.onnxruntime import OnnxRuntime
+    from paceline.edge.runtimes.tensorrt import TensorRtRuntime
+    from paceline.edge.strategies.ngram import NGram
+
+    drafter = read(with_drafter("")).drafter("d")
+    says = {name: drafts_ahead(drafter.model_copy(update={"runtime": name})) for name in ("torch", "tensorrt")}
+    assert says == {"torch": PackedRuntime.forks, "tensorrt": TensorRtRuntime.forks}
+    assert (ConcatRuntime.forks, OnnxRuntime.forks) == (True, False)
+    assert drafts_ahead(drafter.model_copy(update={"strategy": "ngram"})) == NGram.forks
