@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from paceline.core import bundle_files
 from paceline.core.bundle_files import AGAIN
 from paceline.core.errors import UserError
+from paceline.core.model_folder import set_aside
 from paceline.core.printable import printable
 from paceline.core.vocabulary import VocabularyIdentity
 
@@ -135,7 +135,9 @@ def read(folder: Path) -> Manifest:
         if folder.is_file():
             raise UserError(f"{folder} is a file: name the folder that it is in, {folder.parent}")
         if not path.is_file():  # a pipe of that name would be waited for
-            raise UserError(_no_bundle(folder))
+            raise UserError(
+                set_aside(folder) or f"{folder} is no bundle: it has no {FILE}; make one with `paceline export`"
+            )
         with path.open("rb") as file:
             data = file.read(LIMIT + 1)
     except OSError as error:
@@ -173,22 +175,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number")
-
-
-def _no_bundle(folder: Path) -> str:
-    """Says where the old bundle is, where an export was killed while it put a new one in its place."""
-    if left := left_over(folder):
-        return f"{folder} is gone, for an export that replaced it was killed; what was there: mv {left[-1]} {folder}"
-    return f"{folder} is no bundle: it has no {FILE}; make one with `paceline export`"
-
-
-def left_over(folder: Path) -> list[Path]:
-    """Bundles that had stood at `folder` and stepped aside for a new one, oldest first."""
-    folder = folder.absolute()
-    if folder.exists():
-        return []
-    found = [path for path in folder.parent.glob(f".{escape(folder.name)}.*.old") if (path / FILE).is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def check_tokenizer(folder: Path, tokenizer: Path, own: VocabularyIdentity) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
+from paceline.core.model_folder import left_over
 
 ENGINE = ".plan"  # made of the graph that is there, so of no use with another
 
@@ -20,7 +21,7 @@ def check_place(out: Path, force: bool) -> None:
 
     The older one must hold nothing of the user's own. One that a killed export had set aside is put back first.
     """
-    if left := [old for old in manifests.left_over(out) if not _is_alive(old.name.split(".")[-2])]:
+    if left := [old for old in left_over(out) if not _is_alive(old.name.split(".")[-2])]:
         left[-1].rename(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -106,10 +107,11 @@ def _sweep(out: Path, kind: str) -> None:
 
 
 def _is_alive(process: str) -> bool:
+    """Also for what is no process's number: a folder that is called so is not ours."""
     try:
         os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
+    except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, ValueError):
         return True
     return True

@@ -12,6 +12,7 @@ import pytest
 from paceline.core import manifest as manifests
 from paceline.core.errors import UserError
 from paceline.core.manifest import Manifest, ModelEntry
+from paceline.core.model_folder import existing_folder
 
 DATA = b"weights" * 300_000  # more than two blocks
 
@@ -170,9 +171,10 @@ def test_a_name_that_no_file_of_a_bundle_has_is_refused(bundle: Path, name: str)
 
 def test_a_file_in_a_bundle_is_not_the_bundle(bundle: Path) -> None:
     """The folder is named."""
-    assert (
-        refusal(bundle / "model.onnx") == f"{bundle / 'model.onnx'} is a file: name the folder that it is in, {bundle}"
-    )
+    graph = bundle / "model.onnx"
+    assert refusal(graph) == f"{graph} is a file: name the folder that it is in, {bundle}"
+    with pytest.raises(UserError, match=r"model .*/model\.onnx is a file: name the folder that it is in"):
+        existing_folder(graph)
 
 
 def test_a_bundle_that_a_killed_export_set_aside_is_named(bundle: Path) -> None:
@@ -180,6 +182,8 @@ def test_a_bundle_that_a_killed_export_set_aside_is_named(bundle: Path) -> None:
     old = bundle.with_name(f".{bundle.name}.999999999.old")
     bundle.rename(old)
     assert refusal(bundle).endswith(f"mv {old} {bundle}")
+    with pytest.raises(UserError, match="is gone, for an export that replaced it was killed"):
+        existing_folder(bundle)
 
 
 def test_a_failed_write_leaves_the_old_manifest(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,36 @@ def test_a_failed_check_leaves_nothing(model: Path, tmp_path: Path, monkeypatch:
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
+def test_a_drafter_does_not_start_on_a_bundle_with_another_tokenizer(tmp_path: Path, runtime: str) -> None:
+    """Nor with another number of ids: each target would turn it away, and the star decode plainly."""
+    from paceline.edge.drafter import load_strategy
+    from paceline.topology.spec_models import DrafterSpec
+
+    out = tmp_path / "out"
+    export(EMBEDDED, out, runtime=runtime, max_context=256, max_sessions=1)
+    spec = DrafterSpec.model_validate(
+        {
+            "name": "d",
+            "listen": "127.0.0.1:7",
+            "model": str(out),
+            "runtime": runtime,
+            "max_context": 256,
+            "max_sessions": 1,
+            "threads": 1,
+        },
+        context={"base": tmp_path},
+    )
+    assert load_strategy(spec).vocabulary == Vocabulary.load(EMBEDDED).identity
+    found = manifests.load(out)
+    manifests.write(found.model_copy(update={"vocabulary_size": 100}), out)
+    with pytest.raises(UserError, match="says vocabulary_size 100, but the model has 2048 ids"):
+        load_strategy(spec)
+    manifests.write(found.model_copy(update={"tokenizer_fingerprint": "ab"}), out)
+    with pytest.raises(UserError, match="is not the tokenizer that"):
+        load_strategy(spec)
+
+
 def test_an_interrupted_export_leaves_nothing(model: Path, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a step; what a killed one left is removed by the next."""
 
@@ -237,7 +267,8 @@ def test_an_older_bundle_is_replaced_only_by_force_and_nothing_else_ever(
     out = tmp_path / "out"
     export(model, out, role="target")
     assert refusal(model, out, role="target") == f"--out {out} holds a bundle already: --force replaces it"
-    export(model, out, role="target", dtype="float16", force=True)
+    (out / "a.plan").write_bytes(b"engine")
+    assert export(model, out, role="target", dtype="float16", force=True).engines_gone == ("a.plan",)
     assert manifests.load(out).weight_dtype == "float16"
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

@@ -118,7 +118,7 @@ def test_timings_of_earlier_builds_are_used_where_they_fit(found: bytes | None, 
 
 def test_other_bundles_are_refused_with_the_remedy(exported: dict[str, Path]) -> None:
     with pytest.raises(
-        UserError, match=r"has a gqa graph, and TensorRT needs one with fixed KV rows: export the model"
+        UserError, match=r"has a graph of profile gqa, and TensorRT needs one with fixed KV rows: export the model"
     ):
         build_engine(exported["gqa"], library="tensorrt_rtx")
 

@@ -73,11 +73,12 @@ def test_a_bundle_that_is_being_replaced_is_not_put_back(tmp_path: Path) -> None
     """Its process lives; one that is left of a dead process is removed once the new one is there."""
     out = tmp_path / "out"
     alive, dead = make(tmp_path / f".out.{os.getppid()}.old"), make(tmp_path / f".out.{DEAD}.old")
+    theirs = make(tmp_path / ".out.mine.old")  # of the user's own
     out.mkdir()
     check_place(out, force=False)
     with staged(out) as folder:
         (folder / "new").write_text("new")
-    assert alive.exists() and not dead.exists()
+    assert alive.exists() and not dead.exists() and theirs.exists()
     (out / "new").unlink()
     out.rmdir()
     check_place(out, force=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -188,3 +189,17 @@ def test_the_page_says_which_package_it_needs(
     code, _, err = paceline("report", recorded, "--html", tmp_path / "page.html")
     said = "--html needs the package jinja2; run: pip install -e '.[report]' in Paceline's repository\n"
     assert (code, err) == (2, said)
+
+
+def test_a_trace_on_a_full_disk_leaves_no_file(recorded: Path, paceline: Command, tmp_path: Path) -> None:
+    """The sentence says why; the page of a report likewise."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        traced = paceline("trace", recorded, "--out", tmp_path / "t.json")
+        shown = paceline("report", recorded, "--html", tmp_path / "page.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert traced[::2] == (2, f"{tmp_path}/t.json: cannot be written: File too large\n")
+    assert shown[::2] == (2, f"{tmp_path}/page.html: cannot be written: File too large\n")
+    assert list(tmp_path.iterdir()) == []
