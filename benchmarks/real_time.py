@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from paceline.cloud.engine import Engine
 from paceline.cloud.events import Arrived, LinkUp, Stop, Submit
 from paceline.cloud.requests import Delta
 from paceline.cloud.target import engine_config, load_target
-from paceline.core.clock import RealClock
+from paceline.core.clock import Clock, RealClock
 from paceline.edge.drafter import limits_of, load_strategy
 from paceline.edge.events import PeerUp, Received
 from paceline.edge.events import Stop as StopDrafter
 from paceline.edge.service import DrafterService
+from paceline.topology.process import settle_runtime
 from paceline.topology.wire import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message
 from paceline.virtual import welcome_of
 
@@ -58,20 +60,34 @@ def run(case: Case, lanes: Any, draft_length: Any, stretch: tuple[int, int]) -> 
     return asyncio.run(_run(case, lanes, draft_length, stretch[1]))
 
 
+class Wire(threading.Thread):
+    """One direction of a link: what is sent arrives so many seconds later, in order. A thread's sleep is exact to some
+    0.1 ms, a loop's timer to 1 ms and more."""
+
+    def __init__(self, seconds: float, put: Callable[[Any], None], clock: Clock) -> None:
+        super().__init__(daemon=True)
+        self._seconds, self._put, self._clock = seconds, put, clock
+        self._sent: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
+
+    def send(self, event: Any) -> None:
+        self._sent.put((self._clock.now() + self._seconds, event))
+
+    def close(self) -> None:
+        self._sent.put(None)
+        self.join()
+
+    def run(self) -> None:
+        while (one := self._sent.get()) is not None:
+            due, event = one
+            self._clock.sleep(max(0.0, due - self._clock.now()))
+            self._put(event._replace(at=self._clock.now()))
+
+
 async def _run(case: Case, lanes: Any, draft_length: Any, last: int) -> Progress:
-    topology, clock, loop = case.topology(lanes, draft_length), RealClock(), asyncio.get_running_loop()
+    topology, clock = case.topology(lanes, draft_length), RealClock()
     (target,), (drafter,) = topology.targets, topology.drafters
     one_way, progress = case.rtt_ms / 2000.0, Progress()
-
-    def deliver(put: Callable[[Any], None], event: Any) -> None:
-        def arrive() -> None:
-            put(event._replace(at=clock.now()))
-
-        if one_way:
-            loop.call_soon_threadsafe(loop.call_later, one_way, arrive)
-        else:
-            arrive()
-
+    settle_runtime()
     model, vocabulary = load_target(target, clock)
     engine = Engine(
         model,
@@ -81,12 +97,12 @@ async def _run(case: Case, lanes: Any, draft_length: Any, last: int) -> Progress
         clock,
     )
     strategy, limits = load_strategy(drafter, clock).strategy, limits_of(topology, drafter)
-    service = DrafterService(
-        strategy, clock, limits, lambda name, message: deliver(engine.inbox.put, Arrived(drafter.name, message))
-    )
+    down = Wire(one_way, engine.inbox.put, clock)
+    service = DrafterService(strategy, clock, limits, lambda name, message: down.send(Arrived(drafter.name, message)))
+    up = Wire(one_way, service.inbox.put, clock)
 
     def send(message: Message) -> bool:
-        deliver(service.inbox.put, Received(target.name, message))
+        up.send(Received(target.name, message))
         return True
 
     hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "real", target.name, bytes(32), "", vocabulary.size)
@@ -96,7 +112,7 @@ async def _run(case: Case, lanes: Any, draft_length: Any, last: int) -> Progress
         progress.texts[request.id] = []
         engine.inbox.put(Submit(request))
     threads = [threading.Thread(target=engine.run), threading.Thread(target=service.run)]
-    for thread in threads:
+    for thread in [*threads, up, down]:
         thread.start()
     try:
         while progress.total < last and engine.failure is None:
@@ -106,6 +122,8 @@ async def _run(case: Case, lanes: Any, draft_length: Any, last: int) -> Progress
         service.inbox.put(StopDrafter())
         for thread in threads:
             thread.join()
+        up.close()
+        down.close()
     if engine.failure is not None:
         raise engine.failure
     return progress
