@@ -14,9 +14,7 @@ from dataclasses import replace
 
 from emulated_cases import Case
 
-CASE = Case(
-    step_ms=10.0, verify_ms=20.0, agreement=0.95, rtt_ms=2.0, in_flight=4, flat=False, growth=0.1, max_batch=8
-)
+CASE = Case(step_ms=10.0, verify_ms=20.0, agreement=0.95, rtt_ms=2.0, in_flight=4, flat=False, growth=0.1, max_batch=8)
 STEPS_MS, RTTS_MS = (10.0, 10.1, 10.2, 10.3), (1.6, 2.0, 2.4, 2.8, 3.2)
 
 
