@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +87,7 @@ class GroupedQuery:
         return [nodes.op("Reshape", part, nodes.constant([0, 0, -1])) for part in parts]
 
 
-class _Masked:
+class _Masked(ABC):
     """What the profiles share that are told what may be seen: heads turned, the cache written, then attention."""
 
     def __init__(self, nodes: Nodes, model: Decoder, positions: Positions, caches: Caches, masks: Masks) -> None:
@@ -101,9 +102,9 @@ class _Masked:
         value = self._written(f"value.{index}", self._heads_first(value), value_out)
         return self._attended(query, key, value, layer.window)
 
+    @abstractmethod
     def _written(self, cache: str, new: str, name: str) -> str:
         """The cache with `new` [batch, kv_heads, tokens, dim] in it, as the output `name`."""
-        raise NotImplementedError
 
     def _attended(self, query: str, key: str, value: str, window: int | None) -> str:
         """query [batch, tokens, heads, dim], key, value [batch, kv_heads, slots, dim] → [batch, tokens, heads · dim].

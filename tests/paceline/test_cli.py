@@ -131,34 +131,6 @@ def test_check_shows_who_talks_to_whom(run: Run) -> None:
         assert text in result.out
 
 
-def test_check_cuts_no_word_in_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts, a bundle's runtime and TLS: the widest that is usual has all columns; in 40 they are whole as well."""
-    text = "version: 1\nname: wide\nhosts: {orin: {address: 192.168.1.20}, server-7: {address: 192.168.1.10}}\n"
-    text += "security: {key_file: key}\ndrafters:\n  - {name: drafter-1, host: orin, model: m, runtime: onnxruntime, "
-    text += "listen: '0.0.0.0:7070'}\ntargets:\n  - {name: chat-a, host: server-7, model: m, "
-    file = tmp_path / "wide.yaml"
-    file.write_text(text + "drafters: {names: [drafter-1]}}\n")
-    assert run("keys", "init", file).code == 0
-    for columns in (80, 40):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        lines = run("check", file).out.splitlines()[1:4]
-        assert [" ".join(line.split()) for line in lines] == [
-            "users reach target over drafter drafts by k lanes",
-            "127.0.0.1:8001 chat-a on tls 192.168.1.20:7070 drafter-1 on onnxruntime, 4 1",
-            "server-7 orin cpu",
-        ]
-        assert max(map(len, lines)) <= 80
-
-
-def test_help_cuts_no_value_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an option may be is readable: words are whole."""
-    monkeypatch.setenv("COLUMNS", "80")
-    words = run("bench", "--help").out.replace("│", " ").split()
-    assert {"plain,", "standard,", "star,", "lanes", "auto,"} <= set(words)
-    words = run("export", "--help").out.replace("│", " ").split()
-    assert {"tensorrt", "torch.", "static-compat", "static-native.", "bfloat16,", "float64."} <= set(words)
-
-
 def test_check_prints_json_for_machines(run: Run) -> None:
     """The same facts, and the whole topology with defaults filled in."""
     report = json.loads(run("check", STAR, "--json").out)
